@@ -1,0 +1,1 @@
+"""The lab: compose the kernel tree, build it, boot it, test it."""

@@ -1,0 +1,19 @@
+"""Where things are."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+"""Root of this repository; new kernel files live below it at their kernel paths."""
+
+PATCHES = ROOT / "patches" / "6.12"
+SERIES = PATCHES / "series"
+COVER_LETTER = PATCHES / "cover-letter.txt"
+
+BUILD = ROOT / "build"
+DEBIAN = BUILD / "debian"
+LINUX = BUILD / "linux"
+KMOD = BUILD / "kmod"
+MODULES = BUILD / "modules"
+SELFTESTS = BUILD / "selftests"
+RUNS = BUILD / "runs"
+VENV_BIN = BUILD / "venv" / "bin"

@@ -1,0 +1,83 @@
+#!/bin/sh
+# Install what the lab needs: tools from Debian, Python packages into build/venv.
+# No kernel is ever installed on this machine; those are unpacked under build/.
+set -u
+
+cd "$(dirname "$0")/.." || exit 1
+log=build/setup.log
+stamp=build/.setup
+packages='
+bc binutils bison bochs bochs-term bochsbios busybox-static cpio file flex
+gcc gcc-12 git iproute2 isolinux kmod libc6-dev libelf-dev libssl-dev make pahole perl
+procps python3 python3-venv qemu-system-x86 qemu-utils quilt rsync syslinux-common udev
+vgabios xorriso xz-utils'
+
+die() {
+	echo "lab: $*" >&2
+	exit 1
+}
+
+# Last line of the log that names an error, for a message of one line.
+reason() {
+	grep -E '^(E:|ERROR|error)' "$log" | tail -n 1
+}
+
+missing_packages() {
+	for package in $packages; do
+		case $(dpkg-query -W -f='${Status}' "$package" 2>/dev/null) in
+		*' installed') ;;
+		*) printf '%s ' "$package" ;;
+		esac
+	done
+}
+
+apt() {
+	DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 "$@" \
+		>>"$log" 2>&1 </dev/null
+}
+
+install_packages() {
+	missing=$(missing_packages)
+	if [ -n "$missing" ] || ! apt-cache show linux-source-6.12 >/dev/null 2>&1; then
+		[ "$(id -u)" = 0 ] ||
+			die "root is needed once; run: sudo apt-get update && sudo apt-get install ${missing}"
+		echo "lab: apt-get update, then install: ${missing:-nothing}"
+		apt -o APT::Update::Error-Mode=any update ||
+			die "apt-get update failed: $(reason) (is the network up? see $log)"
+	fi
+	[ -z "$missing" ] && return
+	# shellcheck disable=SC2086
+	apt install --no-install-recommends $missing ||
+		die "apt-get install failed: $(reason) (see $log)"
+}
+
+find_python() {
+	for python in /usr/bin/python3 python3; do
+		"$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
+			2>/dev/null && return
+	done
+	die "no python3 of at least 3.11 with venv; run: apt-get install python3 python3-venv"
+}
+
+install_python() {
+	echo "lab: Python packages of lab/requirements.txt into build/venv"
+	rm -rf build/venv
+	"$python" -m venv build/venv >>"$log" 2>&1 || die "python3 -m venv failed (see $log)"
+	build/venv/bin/pip install -q -r lab/requirements.txt >>"$log" 2>&1 ||
+		die "pip install failed: $(reason) (is the network up? see $log)"
+}
+
+# shellcheck disable=SC1091
+os=$(. /etc/os-release 2>/dev/null && echo "${ID:-unknown} ${VERSION_ID:-}")
+[ "$os" = 'debian 12' ] ||
+	die "this is '$os', the lab needs Debian 12; run it in a Debian 12 container or machine"
+mkdir -p build || die "cannot write to $(pwd)/build; make it writable"
+rm -f "$stamp"
+free=$(df -Pk build | awk 'NR == 2 { print int($4 / 1048576) }')
+[ "$free" -ge 12 ] ||
+	die "$free GB free in $(pwd)/build, 12 GB are needed; free some or clone elsewhere"
+: >"$log"
+install_packages
+find_python
+install_python
+date >"$stamp"
