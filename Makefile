@@ -1,10 +1,14 @@
 # Each target is one line of intent; lab/ does the work.
 
-lab := build/venv/bin/python -m lab
+lab = build/venv/bin/python -m lab
 
-export KVER
+export KVER CMD
 
-.PHONY: help setup tree modules
+run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
+	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
+	$(if $(TIMEOUT),--timeout $(TIMEOUT))
+
+.PHONY: help setup tree modules lab
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -20,3 +24,6 @@ tree: build/.setup ## compose build/linux: the Debian source, one commit a patch
 
 modules: build/.setup ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock headers
 	@$(lab) modules
+
+lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK TIMEOUT]
+	@$(lab) run $(run_options) -- "$$CMD"

@@ -4,26 +4,38 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from lab import boot, modules, tree
 from lab.error import LabError
 
 Command = Callable[[argparse.Namespace], int | None]
 
 
 def _tree(_: argparse.Namespace) -> None:
-    from lab import tree
-
     tree.compose()
 
 
 def _modules(_: argparse.Namespace) -> None:
-    from lab import modules
-
     modules.build()
+
+
+def _run(args: argparse.Namespace) -> int:
+    if not args.stock:
+        modules.build()
+    return boot.run(
+        args.cmd,
+        cpus=args.cpus,
+        mem=args.mem,
+        params=args.params,
+        icount=args.icount,
+        stock=args.stock,
+        timeout=args.timeout,
+    ).status
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    top = argparse.ArgumentParser(prog="python -m lab", description="Compose, build, boot, test.")
+    text = "Compose the kernel tree, build it, boot it, test it."
+    top = argparse.ArgumentParser(prog="python -m lab", description=text)
     commands = top.add_subparsers(required=True, metavar="command")
 
     def add(name: str, run: Command, text: str) -> argparse.ArgumentParser:
@@ -33,7 +45,20 @@ def parser() -> argparse.ArgumentParser:
 
     add("tree", _tree, "compose the kernel tree in build/linux")
     add("modules", _modules, "build the KVM modules into build/modules")
+    _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--cpus", type=int, default=2)
+    command.add_argument("--mem", default="4G")
+    command.add_argument(
+        "--params", default="", help="of kvm.ko; kvm_amd.NAME=VALUE of kvm-amd"
+    )
+    command.add_argument("--icount", action="store_true", help="1 ns is 1 instruction; 1 CPU")
+    command.add_argument("--stock", action="store_true", help="the distribution's KVM")
+    command.add_argument("--timeout", type=float, default=600, help="seconds, with the boot")
+    command.add_argument("cmd", help="shell command; runs as root in the repository's root")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

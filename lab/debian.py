@@ -134,7 +134,9 @@ def _fetch(kernel: Kernel, version: str) -> None:
 
 def _download(packages: list[str], into: Path) -> None:
     command = ["apt-get", "-q", "download", *packages]
-    if subprocess.run(command, cwd=into, capture_output=True, stdin=subprocess.DEVNULL).returncode:
+    if subprocess.run(
+        command, cwd=into, capture_output=True, stdin=subprocess.DEVNULL
+    ).returncode:
         # The lists may be older than the archive: once more with new ones.
         shell.output("apt-get", "-q", "-o", "APT::Update::Error-Mode=any", "update")
         shell.output(*command, cwd=into)

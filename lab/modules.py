@@ -20,7 +20,10 @@ from lab.shell import console
 NAMES = ("kvm", "kvm-amd", "kvm-intel")
 SOURCES = ("arch/x86/kvm", "virt/kvm")
 FRONT = ("arch/x86/include", "include", "arch/x86/include/uapi", "include/uapi")
-BUILT = ("*.o", "*.ko", "*.mod", "*.mod.c", "*.symvers", "modules.order", ".*", "*-offsets.h")
+BUILT = (
+    *("*.o", "*.s", "*.ko", "*.mod", "*.mod.c", "*.symvers"),
+    *("modules.order", ".*", "*-offsets.h"),
+)
 # Changed files that the modules do not need, and those they could not have.
 ELSEWHERE = re.compile(r"(arch/x86/include|include|tools|Documentation|samples)/|[A-Z]+$")
 
@@ -64,7 +67,9 @@ def _mirror() -> None:
     for name in outside:
         if not ELSEWHERE.match(name):
             console.print(f"not in the modules, but changed: {name}", style="yellow")
-    _mirror_headers(name for name in outside if name.startswith(("arch/x86/include/", "include/")))
+    _mirror_headers(
+        name for name in outside if name.startswith(("arch/x86/include/", "include/"))
+    )
 
 
 def _makefile(source: str) -> str:

@@ -139,7 +139,11 @@ def _commit(git: Git, parent: str, patch: Patch) -> str:
     }
     message = field["Subject"] + "\n\n" + (scratch / "body").read_text()
     made = plumb(
-        "commit-tree", plumb("write-tree"), "-p", parent, stdin=message.rstrip().encode() + b"\n"
+        "commit-tree",
+        plumb("write-tree"),
+        "-p",
+        parent,
+        stdin=message.rstrip().encode() + b"\n",
     )
     shutil.rmtree(scratch)
     return made

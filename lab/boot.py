@@ -1,0 +1,186 @@
+"""Boot the stock kernel under emulation with KVM's modules and run a command there.
+
+    from lab import boot
+    result = boot.run("build/selftests/pre_fault_memory_test", params="global_tdp=1")
+    if result.status: ...
+
+The guest sees the host's files, read-only but for build/; the command runs as root in
+the root of the repository. The emulated CPU is an AMD one with SVM and nested paging.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from lab import debian, params, splat
+from lab.error import LabError
+from lab.paths import BUILD, ROOT, RUNS, VENV_BIN
+
+TIMED_OUT = 124
+COMPLAINED = 97
+"""Status of a run whose command passed, but whose kernel complained."""
+
+KEPT_RUNS = 20
+TAIL = 30
+ICOUNT = "-icount shift=0,sleep=off"
+
+
+@dataclass
+class Result:
+    """What came of a run."""
+
+    status: int
+    """The command's own; TIMED_OUT; or COMPLAINED."""
+
+    output: str
+    """What the command printed, stdout and stderr as one."""
+
+    directory: Path
+    """Files of the run; `console` is the kernel's log."""
+
+    splats: list[str] = field(default_factory=list)
+    """WARNING, BUG, Oops and the like of the run, with their traces."""
+
+
+def run(
+    cmd: str,
+    *,
+    cpus: int = 2,
+    mem: str = "4G",
+    params: str = "",
+    icount: bool = False,
+    stock: bool = False,
+    timeout: float = 600,
+    log: Path | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Boot, load KVM with `params`, run `cmd`, and return what came of it.
+
+    `params` are of kvm.ko, or prefixed with `kvm_amd.`. `icount` counts instructions
+    as nanoseconds, on one CPU. `stock` takes the distribution's modules. `timeout` is
+    in seconds and includes the boot. `log` gets a copy of the output. The output also
+    passes on live to stdout, unless `quiet`. LabError: no boot, or a module does not load.
+    """
+    directory = _directory()
+    _write_job(directory, cmd, params, stock=stock)
+    machine = ["--cpus", "1" if icount else str(cpus), "--memory", mem]
+    options = f"-cpu max {ICOUNT if icount else ''}"
+    command = [
+        *(VENV_BIN / "vng", "--run", debian.kernel().image, "--disable-kvm", "--verbose"),
+        *("--user", "root", "--rwdir", BUILD, *machine, f"--qemu-opts={options}"),
+        *("--append", "modprobe.blacklist=kvm_amd,kvm_intel"),
+        *("--", f"bash lab/guest.sh {shlex.quote(str(directory))}"),
+    ]
+    sinks: list[IO[bytes]] = [] if quiet else [sys.stdout.buffer]
+    with (directory / "output").open("wb") as output:
+        late = _pump(command, directory, [*sinks, output], timeout)
+    if log:
+        shutil.copyfile(directory / "output", log)
+    return _judge(directory, timeout if late else None)
+
+
+def _directory() -> Path:
+    RUNS.mkdir(parents=True, exist_ok=True)
+    for old in sorted(RUNS.iterdir())[:-KEPT_RUNS]:
+        shutil.rmtree(old, ignore_errors=True)
+    directory = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.monotonic_ns()}"
+    directory.mkdir()
+    return directory
+
+
+def _write_job(directory: Path, cmd: str, wanted: str, *, stock: bool) -> None:
+    kernel = debian.kernel()
+    job = {f"{owner}_params": text for owner, text in _split(wanted, kernel, stock).items()}
+    for owner in ("kvm", "kvm_amd"):
+        job[owner] = str(params.module(kernel, owner, stock=stock))
+    lines = (f"{name}={shlex.quote(value)}\n" for name, value in job.items())
+    (directory / "job").write_text("".join(lines))
+    (directory / "command").write_text(cmd + "\n")
+
+
+def _split(wanted: str, kernel: debian.Kernel, stock: bool) -> dict[str, str]:
+    return params.split(wanted, kernel, stock=stock)
+
+
+def _pump(
+    command: list[str | Path], directory: Path, sinks: list[IO[bytes]], timeout: float
+) -> bool:
+    """Run the machine, passing on its output; True if it had to be ended."""
+    search = f"{VENV_BIN}:/usr/sbin:/sbin:{os.environ['PATH']}"
+    machine = subprocess.Popen(
+        [str(arg) for arg in command],
+        cwd=ROOT,
+        env={**os.environ, "PATH": search},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with (directory / "console").open("wb") as console:
+        readers = [
+            threading.Thread(target=_copy, args=(machine.stdout, sinks)),
+            threading.Thread(target=_copy, args=(machine.stderr, [console])),
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            machine.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return True
+        finally:
+            _end(machine)
+            for reader in readers:
+                reader.join()
+    return False
+
+
+def _copy(source: BinaryIO, sinks: list[IO[bytes]]) -> None:
+    while chunk := source.read1():
+        for sink in sinks:
+            sink.write(chunk)
+            sink.flush()
+
+
+def _end(machine: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(machine.pid, number)
+            machine.wait(5)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _judge(directory: Path, timeout: float | None) -> Result:
+    console = (directory / "console").read_text(errors="replace")
+    output = (directory / "output").read_text(errors="replace")
+    result = Result(1, output, directory, splat.find(console))
+    for text in result.splats:
+        print(f"lab: the kernel complained:\n{text}", file=sys.stderr)
+    for line in splat.stalls(console):
+        print(f"lab: a stall, likely of the emulation: {line}", file=sys.stderr)
+    if (directory / "failure").exists():
+        raise LabError((directory / "failure").read_text().strip())
+    if timeout is not None:
+        _show_tail(console)
+        print(f"lab: ended after {timeout:g} s (TIMEOUT= allows more)", file=sys.stderr)
+        result.status = TIMED_OUT
+    elif (directory / "status").exists():
+        status = int((directory / "status").read_text())
+        result.status = COMPLAINED if result.splats and not status else status
+    else:
+        _show_tail(console)
+        what = "died in the run" if (directory / "begun").exists() else "did not boot"
+        raise LabError(f"the guest {what}; its console is {directory / 'console'}")
+    return result
+
+
+def _show_tail(console: str) -> None:
+    print("\n".join(console.splitlines()[-TAIL:]), file=sys.stderr)
