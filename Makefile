@@ -8,7 +8,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
 	$(if $(TIMEOUT),--timeout $(TIMEOUT))
 
-.PHONY: help setup tree modules lab
+.PHONY: help setup tree series refresh modules lab
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -21,6 +21,12 @@ build/.setup: lab/setup.sh lab/requirements.txt
 
 tree: build/.setup ## compose build/linux: the Debian source, one commit a patch
 	@$(lab) tree
+
+series: build/.setup ## export the mailable series to build/series, look it through with checkpatch
+	@$(lab) series
+
+refresh: build/.setup ## take commits made in build/linux back into patches/ and new files
+	@$(lab) refresh
 
 modules: build/.setup ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock headers
 	@$(lab) modules

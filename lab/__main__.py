@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from lab import boot, modules, tree
+from lab import boot, modules, refresh, series, tree
 from lab.error import LabError
 
 Command = Callable[[argparse.Namespace], int | None]
@@ -12,6 +12,14 @@ Command = Callable[[argparse.Namespace], int | None]
 
 def _tree(_: argparse.Namespace) -> None:
     tree.compose()
+
+
+def _series(_: argparse.Namespace) -> None:
+    series.export_and_check()
+
+
+def _refresh(_: argparse.Namespace) -> None:
+    refresh.refresh()
 
 
 def _modules(_: argparse.Namespace) -> None:
@@ -44,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     add("tree", _tree, "compose the kernel tree in build/linux")
+    add("series", _series, "export the mailable series to build/series and check it")
+    add("refresh", _refresh, "take commits in build/linux back into patches/6.12")
     add("modules", _modules, "build the KVM modules into build/modules")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top

@@ -57,6 +57,20 @@ def ensure() -> None:
 
 def unsaved() -> str | None:
     """Return what the tree holds that the repository does not, None if nothing."""
+    if reason := unfinished():
+        return reason
+    git = Git(LINUX)
+    head = state().get("head") or git.commit(BASE)
+    if git.commit() == head:
+        return None
+    return (
+        "build/linux has commits that are not in patches/6.12: make refresh takes them, "
+        f"git -C build/linux reset --hard {head[:12]} drops them"
+    )
+
+
+def unfinished() -> str | None:
+    """Return what in the tree is not a commit on its branch, None if nothing."""
     git = Git(LINUX)
     branch = git("rev-parse", "--abbrev-ref", "HEAD").strip()
     if branch != BRANCH:
@@ -65,12 +79,6 @@ def unsaved() -> str | None:
         return (
             f"build/linux has uncommitted edits ({dirty[0].split()[-1]}, {len(dirty)} in all): "
             "git commit --fixup or --amend them, then make refresh"
-        )
-    head = state().get("head")
-    if head and git.commit() != head:
-        return (
-            "build/linux has commits that are not in patches/6.12: make refresh takes them, "
-            f"git -C build/linux reset --hard {head[:12]} drops them"
         )
     return None
 
@@ -92,6 +100,7 @@ def _create(kernel: debian.Kernel) -> None:
     with console.status(f"Unpacking the source of {kernel.release} to build/linux"):
         shell.output("tar", "-xf", kernel.source, "-C", scratch, "--strip-components=1")
     with console.status("Making it a git repository"):
+        _let_git_see_all(scratch / ".gitignore")
         git = Git(scratch)
         git("init", "-q", "-b", BRANCH)
         git("config", "core.looseCompression", "0")
@@ -102,6 +111,13 @@ def _create(kernel: debian.Kernel) -> None:
         git("commit", "-q", "--author", author, "--date", "2024-11-17T00:00:00Z", "-m", message)
         git("tag", BASE)
     scratch.rename(LINUX)
+
+
+def _let_git_see_all(ignore: Path) -> None:
+    """Drop Debian's own rule, which hides every file of the kernel from git."""
+    rules, found, _ = ignore.read_text().partition("#\n# Debian packaging:")
+    if found:
+        ignore.write_text(rules.rstrip() + "\n")
 
 
 def _commit(git: Git, parent: str, patch: Patch) -> str:
@@ -123,7 +139,7 @@ def _commit(git: Git, parent: str, patch: Patch) -> str:
     )
     field = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
     plumb("read-tree", parent)
-    if (scratch / "diff").read_text().strip().find("diff --git ") >= 0:
+    if "\ndiff --git " in "\n" + (scratch / "diff").read_text():
         plumb("apply", "--cached", "--whitespace=nowarn", scratch / "diff")
     for name in patch.new_files:
         if git.exists(BASE, name):

@@ -1,0 +1,45 @@
+"""Export what one would mail: cover letter and patches, new files in full."""
+
+import shutil
+from pathlib import Path
+
+from lab import checkpatch, tree
+from lab.error import LabError
+from lab.git import BASE, Git
+from lab.paths import BUILD, COVER_LETTER, LINUX, ROOT
+from lab.shell import console
+
+SUBJECT, BLURB = "*** SUBJECT HERE ***", "*** BLURB HERE ***"
+
+
+def export() -> list[Path]:
+    """Write the series to build/series and return its patches, without the cover letter."""
+    tree.compose()
+    target = BUILD / "series"
+    shutil.rmtree(target, ignore_errors=True)
+    options = ("--cover-letter", "-n", "--no-signature", "-o", target)
+    Git(LINUX)("format-patch", *options, f"{BASE}..HEAD")
+    _fill_in(target / "0000-cover-letter.patch")
+    patches = sorted(target.glob("*.patch"))[1:]
+    console.print(f"build/series: cover letter and {len(patches)} patches")
+    return patches
+
+
+def export_and_check() -> None:
+    """Write the series and look it through."""
+    checkpatch.check(export())
+
+
+def _fill_in(cover: Path) -> None:
+    if not cover.exists():
+        return
+    if not COVER_LETTER.exists():
+        raise LabError(
+            f"no {COVER_LETTER.relative_to(ROOT)}: write 'Subject: ...', a blank, text"
+        )
+    subject, _, body = COVER_LETTER.read_text().partition("\n")
+    if not subject.startswith("Subject: "):
+        raise LabError(f"{COVER_LETTER.relative_to(ROOT)} does not begin with 'Subject: '")
+    text = cover.read_text()
+    text = text.replace(SUBJECT, subject.removeprefix("Subject: ").strip(), 1)
+    cover.write_text(text.replace(BLURB, body.strip(), 1))
