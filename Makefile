@@ -8,7 +8,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
 	$(if $(TIMEOUT),--timeout $(TIMEOUT))
 
-.PHONY: help setup tree series refresh modules lab
+.PHONY: help setup tree series refresh modules selftests lab
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -30,6 +30,9 @@ refresh: build/.setup ## take commits made in build/linux back into patches/ and
 
 modules: build/.setup ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock headers
 	@$(lab) modules
+
+selftests: build/.setup ## build KVM's selftests, static, into build/selftests
+	@$(lab) selftests
 
 lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK TIMEOUT]
 	@$(lab) run $(run_options) -- "$$CMD"

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from lab import boot, modules, refresh, series, tree
+from lab import boot, modules, refresh, selftests, series, tree
 from lab.error import LabError
 
 Command = Callable[[argparse.Namespace], int | None]
@@ -24,6 +24,10 @@ def _refresh(_: argparse.Namespace) -> None:
 
 def _modules(_: argparse.Namespace) -> None:
     modules.build()
+
+
+def _selftests(_: argparse.Namespace) -> None:
+    selftests.build()
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -55,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     add("series", _series, "export the mailable series to build/series and check it")
     add("refresh", _refresh, "take commits in build/linux back into patches/6.12")
     add("modules", _modules, "build the KVM modules into build/modules")
+    add("selftests", _selftests, "build KVM's selftests into build/selftests")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top
 

@@ -7,14 +7,12 @@ the stock ones. Only files whose content differs are written, so make rebuilds l
 
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from lab import debian, shell, tree
-from lab.error import LabError
 from lab.git import BASE, Git
-from lab.paths import BUILD, KMOD, LINUX, MODULES
+from lab.paths import KMOD, LINUX, MODULES
 from lab.shell import console
 
 NAMES = ("kvm", "kvm-amd", "kvm-intel")
@@ -33,16 +31,12 @@ def build() -> None:
     tree.ensure()
     kernel = debian.kernel()
     _mirror()
-    log = BUILD / "modules.log"
     with console.status("Building kvm.ko, kvm-amd.ko, kvm-intel.ko"):
-        done = shell.logged(
-            log,
+        shell.build(
+            "modules",
             *("make", "-C", kernel.headers, f"M={KMOD / 'arch/x86/kvm'}", "-j2"),
             *("CONFIG_KVM_WERROR=y", "modules"),
         )
-    if not done:
-        _show_errors(log)
-        raise LabError(f"the modules do not build; the whole log is {log}")
     for name in NAMES:
         _install(name)
     console.print(f"build/modules: {', '.join(f'{name}.ko' for name in NAMES)}")
@@ -115,8 +109,3 @@ def _install(name: str) -> None:
     scratch = target.with_suffix(".tmp")
     shell.output("strip", "--strip-debug", built, "-o", scratch)
     scratch.rename(target)
-
-
-def _show_errors(log: Path) -> None:
-    pattern = r"error|undefined!|\*\*\*"
-    subprocess.run(["grep", "-E", "-A3", pattern, str(log)], check=False)

@@ -57,6 +57,8 @@ def _commits(git: Git) -> list[str]:
         raise LabError("there is no build/linux: make tree first")
     if reason := tree.unfinished():
         raise LabError(reason)
+    if git("merge-base", BASE, "HEAD").strip() != git.commit(BASE):
+        raise LabError(f"the commits in build/linux are not on the tag {BASE}: rebase them")
     if not tree.state():
         raise LabError("build/linux was never composed from patches/6.12: make tree first")
     if tree.state()["inputs"] != patches.digest(debian.kernel().release):

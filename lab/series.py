@@ -1,5 +1,6 @@
 """Export what one would mail: cover letter and patches, new files in full."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -41,5 +42,7 @@ def _fill_in(cover: Path) -> None:
     if not subject.startswith("Subject: "):
         raise LabError(f"{COVER_LETTER.relative_to(ROOT)} does not begin with 'Subject: '")
     text = cover.read_text()
+    author = Git(LINUX)("log", "-1", "--format=%an <%ae>").strip()
+    text = re.sub(r"^From: .*", f"From: {author}", text, count=1, flags=re.M)
     text = text.replace(SUBJECT, subject.removeprefix("Subject: ").strip(), 1)
     cover.write_text(text.replace(BLURB, body.strip(), 1))

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lab.error import LabError
+from lab.paths import BUILD
 
 console = Console(stderr=True, highlight=False)
 
@@ -30,18 +31,19 @@ def output(*args: Arg, cwd: Path | None = None, env: Mapping[str, str] | None = 
     return done.stdout
 
 
-def logged(log: Path, *args: Arg, cwd: Path | None = None) -> bool:
-    """Run a program with its output in `log`; True if it succeeded."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+def build(name: str, *args: Arg) -> None:
+    """Run a build with its output in build/NAME.log; show the errors if it fails."""
+    log = BUILD / f"{name}.log"
     with log.open("w") as sink:
         done = subprocess.run(
             [str(arg) for arg in args],
-            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
         )
-    return done.returncode == 0
+    if done.returncode:
+        subprocess.run(["grep", "-E", "-A4", "error|undefined!|warning:|\\*\\*\\*", str(log)])
+        raise LabError(f"the {name} do not build; the whole log is {log}")
 
 
 def _failure(args: Sequence[Arg], text: str) -> str:
