@@ -1,0 +1,773 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Global TDP: build the page tables that all vCPUs of a VM share before the
+ * vCPUs fault on them.  tdp_populate.c does the building; what is here decides
+ * where and when it pays.
+ *
+ *   tracker:  a few bytes for each 2MiB region of a memslot say whether another
+ *             look at it is worthwhile
+ *   follower: a thread of the VM that looks, and sleeps if there is no gain
+ *
+ * See Documentation/virt/kvm/global_tdp.rst.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include "mmu.h"
+#include "mmu_internal.h"
+#include "mmutrace.h"
+#include "global_tdp.h"
+#include "tdp_populate.h"
+
+#include <linux/call_once.h>
+#include <linux/percpu_counter.h>
+#include <linux/sched/vhost_task.h>
+
+static bool __read_mostly global_tdp;
+module_param(global_tdp, bool, 0444);
+MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of their vCPUs' faults");
+
+#define KVM_GTDP_FEATURES	(KVM_GLOBAL_TDP_FOLLOW | \
+				 KVM_GLOBAL_TDP_FAULT_AROUND | \
+				 KVM_GLOBAL_TDP_POPULATE)
+
+/* The follower's shortest and longest sleep between passes, in jiffies. */
+#define GTDP_SLEEP_MIN		max_t(long, HZ / 100, 1)
+#define GTDP_SLEEP_MAX		max_t(long, HZ / 4, 1)
+
+/* Regions that are looked at, or passed over, per SRCU read-side section. */
+#define GTDP_LOOKS_PER_BATCH	16
+#define GTDP_REGIONS_PER_BATCH	4096
+
+/* log2 of the passes, or faults, to skip after looks in vain, at most. */
+#define GTDP_BACKOFF_NEW	3
+#define GTDP_BACKOFF_ZAPPED	7
+#define GTDP_BACKOFF_FAULTS	5
+
+/* Passes that look at everything after memory has stopped to arrive. */
+#define GTDP_SETTLE		2
+
+/* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
+#define GTDP_RETRIES		8
+
+/* What a look at a region may gain. */
+enum gtdp_todo {
+	GTDP_DONE,	/* nothing; must be zero */
+	GTDP_NEW,	/* memory that is there, or may arrive */
+	GTDP_ZAPPED,	/* memory that may be back, or be a huge page now */
+};
+
+/*
+ * What is known of a 2MiB region of a memslot.  All of these are hints: they
+ * are read and written without a lock, and a lost update makes for a look too
+ * late or too many.  Only a zap must not get lost; so the follower says "done"
+ * before it looks and, if that turns out to be wrong, adds to it afterwards.
+ */
+struct kvm_gtdp_region {
+	u8 todo;
+	/* Passes of the follower to skip; log2 of them after a look in vain. */
+	u8 wait;
+	u8 backoff;
+	/* Likewise, faults that skip fault-around. */
+	u8 fault_wait;
+	u8 fault_backoff;
+};
+
+struct kvm_gtdp {
+	struct kvm *kvm;
+	/* KVM_GLOBAL_TDP_*, constant once there is a vCPU. */
+	u64 features;
+
+	struct once follower_once;
+	struct vhost_task *follower;
+	/* Something was marked since the follower's last pass. */
+	bool marked;
+	/* And someone is waiting for it: don't sleep any longer. */
+	bool urgent;
+	/* The VM is going away. */
+	bool stop;
+
+	/* Private to the follower. */
+	u64 resident;
+	unsigned long last_pass;
+	long sleep;
+	int settle;
+	bool waiting;
+};
+
+static bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
+{
+	return slot->id < KVM_USER_MEM_SLOTS;
+}
+
+static struct kvm_gtdp_region *gtdp_region(const struct kvm_memory_slot *slot, gfn_t gfn)
+{
+	return slot->arch.gtdp_regions +
+	       gfn_to_index(gfn, slot->base_gfn, PG_LEVEL_2M);
+}
+
+static gfn_t gtdp_region_end(gfn_t gfn, gfn_t end)
+{
+	return min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) +
+			KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
+}
+
+static gfn_t gtdp_slot_end(const struct kvm_memory_slot *slot)
+{
+	return slot->base_gfn + slot->npages;
+}
+
+/* The next look is only worthwhile after twice as many others. */
+static void gtdp_back_off(u8 *wait, u8 *backoff, u8 max)
+{
+	u8 n = min_t(u8, READ_ONCE(*backoff) + 1, max);
+
+	WRITE_ONCE(*backoff, n);
+	WRITE_ONCE(*wait, BIT(n) - 1);
+}
+
+static bool gtdp_must_wait(u8 *wait)
+{
+	u8 n = READ_ONCE(*wait);
+
+	if (!n)
+		return false;
+
+	WRITE_ONCE(*wait, n - 1);
+	return true;
+}
+
+/*
+ * Tracker
+ */
+static void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
+{
+	struct vhost_task *follower = READ_ONCE(gtdp->follower);
+
+	if (urgent)
+		WRITE_ONCE(gtdp->urgent, true);
+	else if (READ_ONCE(gtdp->marked))
+		return;
+
+	/* Pairs with the barrier in wake_up_process(), see gtdp_follow(). */
+	WRITE_ONCE(gtdp->marked, true);
+	if (follower)
+		vhost_task_wake(follower);
+}
+
+static void gtdp_mark(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
+		      enum gtdp_todo todo)
+{
+	struct kvm_gtdp_region *r, *last;
+
+	if (!slot->arch.gtdp_regions || start >= end)
+		return;
+
+	last = gtdp_region(slot, end - 1);
+	for (r = gtdp_region(slot, start); r <= last; r++) {
+		if (todo == GTDP_ZAPPED) {
+			/* Memory in churn is left alone for longer and longer. */
+			gtdp_back_off(&r->wait, &r->backoff, GTDP_BACKOFF_ZAPPED);
+		} else {
+			WRITE_ONCE(r->wait, 0);
+			WRITE_ONCE(r->backoff, 0);
+		}
+		WRITE_ONCE(r->fault_wait, 0);
+		WRITE_ONCE(r->todo, todo);
+	}
+}
+
+void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
+		       gfn_t start, gfn_t end)
+{
+	/* The SMM root is filled on request only. */
+	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) || slot->as_id)
+		return;
+
+	gtdp_mark(slot, start, end, GTDP_ZAPPED);
+	gtdp_wake_follower(kvm->arch.gtdp, false);
+}
+
+void __kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
+{
+	struct kvm_memslots *slots = __kvm_memslots(kvm, 0);
+	struct kvm_memslot_iter iter;
+
+	kvm_for_each_memslot_in_gfn_range(&iter, slots, start, end)
+		__kvm_gtdp_zapped(kvm, iter.slot, max(start, iter.slot->base_gfn),
+				  min(end, gtdp_slot_end(iter.slot)));
+}
+
+void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
+			     enum kvm_mr_change change)
+{
+	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) ||
+	    change == KVM_MR_DELETE || slot->as_id)
+		return;
+
+	/* Starting to log gains nothing, ending it may gain huge pages. */
+	if (change == KVM_MR_FLAGS_ONLY && kvm_slot_dirty_track_enabled(slot))
+		return;
+
+	gtdp_mark(slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
+	gtdp_wake_follower(kvm->arch.gtdp, true);
+}
+
+int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
+{
+	unsigned long nr;
+
+	if (!kvm->arch.gtdp || !gtdp_is_user_slot(slot))
+		return 0;
+
+	nr = gfn_to_index(gtdp_slot_end(slot) - 1, slot->base_gfn, PG_LEVEL_2M) + 1;
+	slot->arch.gtdp_regions = __vcalloc(nr, sizeof(*slot->arch.gtdp_regions),
+					    GFP_KERNEL_ACCOUNT);
+	return slot->arch.gtdp_regions ? 0 : -ENOMEM;
+}
+
+void kvm_gtdp_free_slot(struct kvm_memory_slot *slot)
+{
+	vfree(slot->arch.gtdp_regions);
+	slot->arch.gtdp_regions = NULL;
+}
+
+/*
+ * Follower
+ */
+struct gtdp_pass {
+	struct kvm_tdp_populate p;
+	/* Look at what has been told to wait for more memory, too. */
+	bool settle;
+	/* Don't come back to what is looked at in vain. */
+	bool last;
+	/* A region that was zapped must wait. */
+	bool waiting;
+	unsigned long looks;
+};
+
+static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
+		      gfn_t start, gfn_t end)
+{
+	u64 absent = pass->p.absent, installed = pass->p.installed;
+	u8 todo = READ_ONCE(r->todo);
+	long ret;
+
+	/*
+	 * A zap that happens from now on marks the region again.  The store is
+	 * ordered by the acquisition of mmu_lock, without which the host can
+	 * not begin to zap.
+	 */
+	WRITE_ONCE(r->todo, GTDP_DONE);
+	ret = kvm_tdp_populate(&pass->p, start, end);
+	pass->looks++;
+
+	absent = pass->p.absent - absent;
+	installed = pass->p.installed - installed;
+
+	if (todo == GTDP_ZAPPED)
+		atomic64_add(installed, &pass->p.kvm->stat.tdp_repopulated);
+
+	if (ret >= 0 && !absent)
+		return;
+
+	/* What is missing may come, or come back. */
+	if (installed && todo == GTDP_NEW) {
+		WRITE_ONCE(r->backoff, 0);
+	} else if (!installed && ret != -EAGAIN) {
+		if (todo == GTDP_NEW ? pass->last : r->backoff == GTDP_BACKOFF_ZAPPED)
+			return;
+		gtdp_back_off(&r->wait, &r->backoff,
+			      todo == GTDP_NEW ? GTDP_BACKOFF_NEW : GTDP_BACKOFF_ZAPPED);
+	}
+
+	if (todo == GTDP_ZAPPED)
+		pass->waiting = true;
+	if (READ_ONCE(r->todo) == GTDP_DONE)
+		WRITE_ONCE(r->todo, todo);
+}
+
+/*
+ * Look at some regions from *@gfn on.  SRCU is not held for long, as memslot
+ * updates wait for it.  Returns false at the end of the address space.
+ */
+static bool gtdp_pass_batch(struct gtdp_pass *pass, int as_id, gfn_t *gfn)
+{
+	int regions = GTDP_REGIONS_PER_BATCH, looks = GTDP_LOOKS_PER_BATCH;
+	const gfn_t max_gfn = kvm_mmu_max_gfn() + 1;
+	struct kvm *kvm = pass->p.kvm;
+	struct kvm_memslot_iter iter;
+	struct kvm_gtdp_region *r;
+	gfn_t start, end;
+	bool zapped;
+
+	guard(srcu)(&kvm->srcu);
+
+	/* VMAs are known for as long as memslots can't go away. */
+	pass->p.vma_end = 0;
+
+	kvm_for_each_memslot_in_gfn_range(&iter, __kvm_memslots(kvm, as_id),
+					  *gfn, max_gfn) {
+		pass->p.slot = iter.slot;
+		if (!iter.slot->arch.gtdp_regions)
+			continue;
+
+		for (start = max(*gfn, iter.slot->base_gfn);
+		     start < gtdp_slot_end(iter.slot); start = end) {
+			end = gtdp_region_end(start, gtdp_slot_end(iter.slot));
+			*gfn = start;
+
+			if (!regions-- || !looks)
+				return true;
+
+			r = gtdp_region(iter.slot, start);
+			zapped = READ_ONCE(r->todo) == GTDP_ZAPPED;
+			if (!READ_ONCE(r->todo))
+				continue;
+
+			if (gtdp_must_wait(&r->wait) && (zapped || !pass->settle)) {
+				pass->waiting |= zapped;
+				continue;
+			}
+
+			gtdp_look(pass, r, start, end);
+			looks--;
+		}
+		*gfn = start;
+	}
+
+	return false;
+}
+
+static void gtdp_pass(struct kvm *kvm, struct gtdp_pass *pass)
+{
+	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
+	int as_id;
+
+	pass->p.kvm = kvm;
+
+	for (as_id = 0; as_id < kvm_arch_nr_memslot_as_ids(kvm); as_id++) {
+		gfn_t gfn = 0;
+
+		if (!kvm_mmu_get_vm_root_role(kvm, as_id, &pass->p.role))
+			continue;
+
+		while (gtdp_pass_batch(pass, as_id, &gfn)) {
+			if (signal_pending(current) || READ_ONCE(gtdp->stop))
+				goto out;
+			cond_resched();
+		}
+	}
+out:
+	kvm_tdp_populate_end(&pass->p);
+}
+
+static bool gtdp_has_run(struct kvm *kvm)
+{
+	struct kvm_vcpu *vcpu;
+	unsigned long i;
+
+	kvm_for_each_vcpu(i, vcpu, kvm) {
+		if (kvm_vcpu_has_run(vcpu))
+			return true;
+	}
+
+	return false;
+}
+
+/* The pages of the VMM, of any size, that are present; changes as they arrive. */
+static u64 gtdp_resident(struct mm_struct *mm)
+{
+	u64 pages = 0;
+
+	pages += percpu_counter_sum(&mm->rss_stat[MM_FILEPAGES]);
+	pages += percpu_counter_sum(&mm->rss_stat[MM_ANONPAGES]);
+	pages += percpu_counter_sum(&mm->rss_stat[MM_SHMEMPAGES]);
+#ifdef CONFIG_HUGETLB_PAGE
+	pages += atomic_long_read(&mm->hugetlb_usage);
+#endif
+	return pages;
+}
+
+/*
+ * Called in a loop by the thread, in TASK_INTERRUPTIBLE: until the state is
+ * changed, wakeups are not lost.  Returns false to sleep until woken.
+ *
+ * Memory arrives without a notification.  What tells is that more, or less, is
+ * resident than before; if so, look at what was not complete.  Once it stops,
+ * look at everything twice again, for what had been told to wait.
+ */
+static bool gtdp_follow(void *data)
+{
+	struct kvm *kvm = data;
+	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
+	struct gtdp_pass pass = {};
+	bool marked, arrived, has_run;
+	long wait, duration;
+	u64 resident, start;
+
+	if (READ_ONCE(gtdp->urgent))
+		gtdp->sleep = GTDP_SLEEP_MIN;
+	else if (gtdp->sleep > GTDP_SLEEP_MAX && !READ_ONCE(gtdp->marked))
+		return false;
+
+	wait = gtdp->last_pass + min(gtdp->sleep, GTDP_SLEEP_MAX) - jiffies;
+	if (wait > 0) {
+		schedule_timeout(wait);
+		return true;
+	}
+
+	__set_current_state(TASK_RUNNING);
+
+	marked = READ_ONCE(gtdp->marked);
+	WRITE_ONCE(gtdp->urgent, false);
+	/* Clear before the look at the regions, as for the regions' own. */
+	smp_store_mb(gtdp->marked, false);
+
+	resident = gtdp_resident(kvm->mm);
+	arrived = resident != gtdp->resident;
+	gtdp->resident = resident;
+	if (arrived)
+		gtdp->settle = GTDP_SETTLE;
+	else if (gtdp->settle)
+		gtdp->settle--;
+
+	/*
+	 * While vCPUs are running, they fault on what they need: stop if
+	 * another pass, after ever longer sleeps, gains nothing.
+	 */
+	has_run = gtdp_has_run(kvm);
+	pass.last = has_run && gtdp->sleep >= GTDP_SLEEP_MAX;
+	pass.settle = !arrived || pass.last;
+
+	gtdp->last_pass = jiffies;
+	if (marked || arrived || gtdp->settle || gtdp->waiting || pass.last) {
+		start = ktime_get_ns();
+		gtdp_pass(kvm, &pass);
+		atomic64_add(ktime_get_ns() - start, &kvm->stat.tdp_populate_time_ns);
+	}
+	gtdp->waiting = pass.waiting;
+
+	/*
+	 * Take at most half of a CPU while it pays, i.e. while a look maps more
+	 * than a page, and a small part of it to find out whether it does.
+	 */
+	duration = jiffies - gtdp->last_pass;
+	gtdp->last_pass = jiffies;
+	if (pass.p.installed > pass.looks)
+		gtdp->sleep = max(GTDP_SLEEP_MIN, duration);
+	else if (gtdp->sleep <= GTDP_SLEEP_MAX)
+		gtdp->sleep = max(2 * gtdp->sleep, 8 * duration);
+	if (gtdp->sleep > GTDP_SLEEP_MAX && (!pass.last || pass.waiting))
+		gtdp->sleep = GTDP_SLEEP_MAX;
+
+	if (pass.looks)
+		trace_kvm_tdp_follow(pass.looks, pass.p.mapped, pass.p.installed,
+				     gtdp->sleep > GTDP_SLEEP_MAX ? -1 : gtdp->sleep);
+	return true;
+}
+
+/* The VMM is being killed: its thread just ends. */
+static void gtdp_follower_killed(void *data)
+{
+}
+
+static int gtdp_create_follower(struct once *once)
+{
+	struct kvm_gtdp *gtdp = container_of(once, struct kvm_gtdp, follower_once);
+	struct vhost_task *follower;
+
+	gtdp->sleep = GTDP_SLEEP_MIN;
+	follower = vhost_task_create(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
+				     "kvm-gtdp");
+	if (IS_ERR(follower))
+		return PTR_ERR(follower);
+
+	vhost_task_start(follower);
+
+	/* Make the task visible only once it is fully started. */
+	WRITE_ONCE(gtdp->follower, follower);
+	return 0;
+}
+
+/*
+ * The follower is a thread of the VMM, and so is charged, limited and killed
+ * with it.  It is not created with the VM, but with the first vCPU, as VMMs may
+ * well unshare namespaces or fork device processes in between, which must be
+ * done while they are single-threaded.
+ */
+void kvm_gtdp_vcpu_created(struct kvm *kvm)
+{
+	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW))
+		return;
+
+	if (call_once(&kvm->arch.gtdp->follower_once, gtdp_create_follower))
+		pr_warn_once("no thread to build page tables with, vCPUs will fault instead\n");
+}
+
+/*
+ * Fault-around
+ */
+void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault)
+{
+	const struct kvm_memory_slot *slot = fault->slot;
+	struct kvm_tdp_populate p = {
+		.kvm = vcpu->kvm,
+		.slot = slot,
+		.role = vcpu->arch.mmu->root_role,
+	};
+	struct kvm_gtdp_region *r;
+	gfn_t start;
+
+	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) ||
+	    !slot || !slot->arch.gtdp_regions ||
+	    fault->prefetch || fault->goal_level != PG_LEVEL_4K)
+		return;
+
+	r = gtdp_region(slot, fault->gfn);
+	if (gtdp_must_wait(&r->fault_wait))
+		return;
+
+	start = max(slot->base_gfn, gfn_round_for_level(fault->gfn, PG_LEVEL_2M));
+	kvm_tdp_populate(&p, start, gtdp_region_end(start, gtdp_slot_end(slot)));
+	kvm_tdp_populate_end(&p);
+
+	/* A guest that allocates page by page has nothing to find, mostly. */
+	if (p.installed)
+		WRITE_ONCE(r->fault_backoff, 0);
+	else
+		gtdp_back_off(&r->fault_wait, &r->fault_backoff, GTDP_BACKOFF_FAULTS);
+
+	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);
+}
+
+/*
+ * KVM_POPULATE_MEMORY
+ */
+static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
+{
+	bool async = range->flags & KVM_POPULATE_ASYNC;
+	gfn_t gfn = gpa_to_gfn(range->gpa);
+	gfn_t end = gfn + (range->size >> PAGE_SHIFT);
+	struct kvm_tdp_populate p = { .kvm = kvm };
+	int retries = GTDP_RETRIES, r = 0;
+	struct kvm_memory_slot *slot;
+	u64 start = ktime_get_ns();
+	gfn_t slot_end;
+	int idx, looks;
+	long n;
+
+	/* Unknown until a vCPU has been given its CPUID. */
+	if (!kvm_mmu_get_vm_root_role(kvm, range->as_id, &p.role))
+		return -EAGAIN;
+
+	while (gfn < end && !r) {
+		if (signal_pending(current)) {
+			r = -EINTR;
+			break;
+		}
+		cond_resched();
+
+		idx = srcu_read_lock(&kvm->srcu);
+		p.vma_end = 0;
+		slot = __gfn_to_memslot(__kvm_memslots(kvm, range->as_id), gfn);
+		if (!slot || !gtdp_is_user_slot(slot)) {
+			r = -ENOENT;
+		} else if (async) {
+			slot_end = min(end, gtdp_slot_end(slot));
+			gtdp_mark(slot, gfn, slot_end, GTDP_NEW);
+			gfn = slot_end;
+		} else {
+			p.slot = slot;
+			slot_end = min(end, gtdp_slot_end(slot));
+			for (looks = 0; gfn < slot_end && looks < GTDP_LOOKS_PER_BATCH; looks++) {
+				n = kvm_tdp_populate(&p, gfn, slot_end);
+				if (n < 0) {
+					r = n;
+					break;
+				}
+				gfn += n;
+				retries = GTDP_RETRIES;
+			}
+		}
+		srcu_read_unlock(&kvm->srcu, idx);
+
+		/* What is in the way is mostly gone at once, but don't wait. */
+		if (r == -EAGAIN && retries--)
+			r = 0;
+	}
+
+	kvm_tdp_populate_end(&p);
+	atomic64_add(ktime_get_ns() - start, &kvm->stat.tdp_populate_time_ns);
+
+	range->gpa = gfn_to_gpa(gfn);
+	range->size = gfn_to_gpa(end - gfn);
+	range->mapped = p.mapped << PAGE_SHIFT;
+	range->absent = p.absent << PAGE_SHIFT;
+	return r;
+}
+
+int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
+{
+	struct kvm_populate_memory range;
+	int r;
+
+	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_POPULATE))
+		return -EOPNOTSUPP;
+
+	if (copy_from_user(&range, argp, sizeof(range)))
+		return -EFAULT;
+
+	if (!PAGE_ALIGNED(range.gpa) || !PAGE_ALIGNED(range.size) ||
+	    range.gpa + range.size < range.gpa ||
+	    range.flags & ~KVM_POPULATE_ASYNC ||
+	    range.as_id >= kvm_arch_nr_memslot_as_ids(kvm) ||
+	    range.reserved[0] || range.reserved[1])
+		return -EINVAL;
+
+	if (range.flags & KVM_POPULATE_ASYNC) {
+		r = call_once(&kvm->arch.gtdp->follower_once, gtdp_create_follower);
+		if (r)
+			return r;
+	}
+
+	r = gtdp_populate(kvm, &range);
+
+	if (range.flags & KVM_POPULATE_ASYNC)
+		gtdp_wake_follower(kvm->arch.gtdp, true);
+
+	if (copy_to_user(argp, &range, sizeof(range)))
+		return -EFAULT;
+
+	return r;
+}
+
+/*
+ * VM
+ */
+u64 kvm_gtdp_supported(struct kvm *kvm)
+{
+	if (!tdp_mmu_enabled)
+		return 0;
+
+	/* Private memory is not the host's to map. */
+	if (kvm && (kvm->arch.vm_type != KVM_X86_DEFAULT_VM || kvm->arch.gtdp_forbidden))
+		return 0;
+
+	return KVM_GTDP_FEATURES;
+}
+
+bool __kvm_gtdp_has(struct kvm *kvm, u64 features)
+{
+	return READ_ONCE(kvm->arch.gtdp->features) & features;
+}
+
+static struct kvm_gtdp *gtdp_alloc(struct kvm *kvm)
+{
+	struct kvm_gtdp *gtdp = kzalloc(sizeof(*gtdp), GFP_KERNEL_ACCOUNT);
+
+	if (gtdp) {
+		once_init(&gtdp->follower_once);
+		gtdp->kvm = kvm;
+	}
+	return gtdp;
+}
+
+int kvm_gtdp_init_vm(struct kvm *kvm)
+{
+	if (!global_tdp || !kvm_gtdp_supported(kvm))
+		return 0;
+
+	kvm->arch.gtdp = gtdp_alloc(kvm);
+	if (!kvm->arch.gtdp)
+		return -ENOMEM;
+
+	kvm->arch.gtdp->features = KVM_GTDP_FEATURES;
+	return 0;
+}
+
+/* Give memslots that exist already what new ones get. */
+static int gtdp_alloc_slots(struct kvm *kvm)
+{
+	struct kvm_memory_slot *slot;
+	struct kvm_memslots *slots;
+	int i, bkt, r;
+
+	lockdep_assert_held(&kvm->slots_lock);
+
+	guard(mutex)(&kvm->slots_arch_lock);
+
+	for (i = 0; i < kvm_arch_nr_memslot_as_ids(kvm); i++) {
+		slots = __kvm_memslots(kvm, i);
+		kvm_for_each_memslot(slot, bkt, slots) {
+			if (slot->arch.gtdp_regions)
+				continue;
+
+			r = kvm_gtdp_alloc_slot(kvm, slot);
+			if (r)
+				return r;
+
+			if (!slot->as_id)
+				gtdp_mark(slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
+		}
+	}
+
+	return 0;
+}
+
+int kvm_gtdp_enable(struct kvm *kvm, u64 features)
+{
+	struct kvm_gtdp *gtdp;
+	int r;
+
+	if (features & ~kvm_gtdp_supported(kvm))
+		return -EINVAL;
+
+	guard(mutex)(&kvm->lock);
+
+	if (kvm->created_vcpus)
+		return -EBUSY;
+
+	if (!features && !kvm->arch.gtdp)
+		return 0;
+
+	guard(mutex)(&kvm->slots_lock);
+
+	/* Not freed before the VM is: the hooks look at it without a lock. */
+	if (!kvm->arch.gtdp) {
+		gtdp = gtdp_alloc(kvm);
+		if (!gtdp)
+			return -ENOMEM;
+		smp_store_release(&kvm->arch.gtdp, gtdp);
+	}
+
+	r = gtdp_alloc_slots(kvm);
+	if (!r)
+		WRITE_ONCE(kvm->arch.gtdp->features, features);
+	return r;
+}
+
+void kvm_gtdp_forbid(struct kvm *kvm)
+{
+	lockdep_assert_held(&kvm->lock);
+
+	kvm->arch.gtdp_forbidden = true;
+	if (kvm->arch.gtdp)
+		WRITE_ONCE(kvm->arch.gtdp->features, 0);
+}
+EXPORT_SYMBOL_GPL(kvm_gtdp_forbid);
+
+void kvm_gtdp_pre_destroy_vm(struct kvm *kvm)
+{
+	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
+
+	if (!gtdp || !gtdp->follower)
+		return;
+
+	WRITE_ONCE(gtdp->stop, true);
+	vhost_task_stop(gtdp->follower);
+}
+
+void kvm_gtdp_destroy_vm(struct kvm *kvm)
+{
+	kfree(kvm->arch.gtdp);
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef __KVM_X86_MMU_GLOBAL_TDP_H
+#define __KVM_X86_MMU_GLOBAL_TDP_H
+
+#include <linux/kvm_host.h>
+
+#include "mmu_internal.h"
+
+/*
+ * Global TDP builds the VM's TDP page tables ahead of the vCPUs' faults, see
+ * Documentation/virt/kvm/global_tdp.rst.  These are all the hooks that the rest
+ * of KVM calls; each does nothing for VMs without it.
+ */
+#ifdef CONFIG_X86_64
+
+int kvm_gtdp_init_vm(struct kvm *kvm);
+void kvm_gtdp_pre_destroy_vm(struct kvm *kvm);
+void kvm_gtdp_destroy_vm(struct kvm *kvm);
+void kvm_gtdp_vcpu_created(struct kvm *kvm);
+/* The VM turned out to be confidential. */
+void kvm_gtdp_forbid(struct kvm *kvm);
+
+/* What the VM may have, or, if @kvm is NULL, what any VM may have. */
+u64 kvm_gtdp_supported(struct kvm *kvm);
+int kvm_gtdp_enable(struct kvm *kvm, u64 features);
+int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp);
+
+/* Has the VM any of @features? */
+bool __kvm_gtdp_has(struct kvm *kvm, u64 features);
+static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features)
+{
+	return unlikely(kvm->arch.gtdp) && __kvm_gtdp_has(kvm, features);
+}
+
+int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot);
+void kvm_gtdp_free_slot(struct kvm_memory_slot *slot);
+
+/* The slot is there, anew or with other flags. */
+void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
+			     enum kvm_mr_change change);
+static inline void kvm_gtdp_slot_changed(struct kvm *kvm,
+					 const struct kvm_memory_slot *slot,
+					 enum kvm_mr_change change)
+{
+	if (unlikely(kvm->arch.gtdp))
+		__kvm_gtdp_slot_changed(kvm, slot, change);
+}
+
+/* The host took part of a slot away, called with mmu_lock held. */
+void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
+		       gfn_t start, gfn_t end);
+static inline void kvm_gtdp_zapped(struct kvm *kvm,
+				   const struct kvm_memory_slot *slot,
+				   gfn_t start, gfn_t end)
+{
+	if (unlikely(kvm->arch.gtdp))
+		__kvm_gtdp_zapped(kvm, slot, start, end);
+}
+
+/* All that maps the range was zapped, called under SRCU or slots_lock. */
+void __kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end);
+static inline void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
+{
+	if (unlikely(kvm->arch.gtdp))
+		__kvm_gtdp_zapped_range(kvm, start, end);
+}
+
+/* A fault has mapped a page, called without mmu_lock. */
+void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault);
+static inline void kvm_gtdp_fault_around(struct kvm_vcpu *vcpu,
+					 struct kvm_page_fault *fault)
+{
+	if (unlikely(vcpu->kvm->arch.gtdp))
+		__kvm_gtdp_fault_around(vcpu, fault);
+}
+
+#else /* !CONFIG_X86_64 */
+
+static inline int kvm_gtdp_init_vm(struct kvm *kvm) { return 0; }
+static inline void kvm_gtdp_pre_destroy_vm(struct kvm *kvm) {}
+static inline void kvm_gtdp_destroy_vm(struct kvm *kvm) {}
+static inline void kvm_gtdp_vcpu_created(struct kvm *kvm) {}
+static inline void kvm_gtdp_forbid(struct kvm *kvm) {}
+static inline u64 kvm_gtdp_supported(struct kvm *kvm) { return 0; }
+static inline int kvm_gtdp_enable(struct kvm *kvm, u64 features)
+{
+	return features ? -EINVAL : 0;
+}
+static inline int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
+{
+	return -EOPNOTSUPP;
+}
+static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features) { return false; }
+static inline int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
+{
+	return 0;
+}
+static inline void kvm_gtdp_free_slot(struct kvm_memory_slot *slot) {}
+static inline void kvm_gtdp_slot_changed(struct kvm *kvm,
+					 const struct kvm_memory_slot *slot,
+					 enum kvm_mr_change change) {}
+static inline void kvm_gtdp_zapped(struct kvm *kvm,
+				   const struct kvm_memory_slot *slot,
+				   gfn_t start, gfn_t end) {}
+static inline void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end) {}
+
+#endif /* CONFIG_X86_64 */
+
+#endif /* __KVM_X86_MMU_GLOBAL_TDP_H */
