@@ -6,9 +6,9 @@ export KVER CMD
 
 run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
-	$(if $(TIMEOUT),--timeout $(TIMEOUT))
+	$(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(BACKEND),--backend $(BACKEND))
 
-.PHONY: help setup tree series refresh modules selftests lab
+.PHONY: help setup tree series refresh modules selftests lab lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -34,5 +34,11 @@ modules: build/.setup ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock he
 selftests: build/.setup ## build KVM's selftests, static, into build/selftests
 	@$(lab) selftests
 
-lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK TIMEOUT]
+lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK TIMEOUT BACKEND]
 	@$(lab) run $(run_options) -- "$$CMD"
+
+lint: build/.setup ## look through the lab with ruff, through the series with checkpatch
+	@$(lab) lint
+
+clean: ## remove build/, also edits in build/linux that were not taken back
+	@rm -rf build

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from lab import boot, modules, refresh, selftests, series, tree
+from lab import bochs, boot, lint, modules, paths, refresh, selftests, series, tree
 from lab.error import LabError
 
 Command = Callable[[argparse.Namespace], int | None]
@@ -33,6 +33,8 @@ def _selftests(_: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> int:
     if not args.stock:
         modules.build()
+    if args.backend == "ept":
+        return _run_on_bochs(args)
     return boot.run(
         args.cmd,
         cpus=args.cpus,
@@ -42,6 +44,25 @@ def _run(args: argparse.Namespace) -> int:
         stock=args.stock,
         timeout=args.timeout,
     ).status
+
+
+def _run_on_bochs(args: argparse.Namespace) -> int:
+    """Each line of the command is one; programs of build/selftests it names go along."""
+    named = [paths.ROOT / word for word in args.cmd.split()]
+    programs = {
+        path for path in named if path.is_file() and path.is_relative_to(paths.SELFTESTS)
+    }
+    commands = [line for line in args.cmd.splitlines() if line.strip()]
+    outcomes = bochs.run(
+        commands, sorted(programs), args.params, stock=args.stock, timeout=args.timeout
+    )
+    for outcome in outcomes:
+        print(f"$ {outcome.cmd}\n{outcome.output}status {outcome.status}")
+    return next((outcome.status for outcome in outcomes if outcome.status), 0)
+
+
+def _lint(_: argparse.Namespace) -> None:
+    lint.lint()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     add("refresh", _refresh, "take commits in build/linux back into patches/6.12")
     add("modules", _modules, "build the KVM modules into build/modules")
     add("selftests", _selftests, "build KVM's selftests into build/selftests")
+    add("lint", _lint, "look through the lab with ruff, the series with checkpatch")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top
 
@@ -73,6 +95,9 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--icount", action="store_true", help="1 ns is 1 instruction; 1 CPU")
     command.add_argument("--stock", action="store_true", help="the distribution's KVM")
     command.add_argument("--timeout", type=float, default=600, help="seconds, with the boot")
+    command.add_argument(
+        "--backend", choices=("npt", "ept"), default="npt", help="AMD or Intel"
+    )
     command.add_argument("cmd", help="shell command; runs as root in the repository's root")
 
 

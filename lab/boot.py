@@ -69,12 +69,19 @@ def run(
     in seconds and includes the boot. `log` gets a copy of the output. The output also
     passes on live to stdout, unless `quiet`. LabError: no boot, or a module does not load.
     """
-    directory = _directory()
+    directory = new_directory()
     _write_job(directory, cmd, params, stock=stock)
     machine = ["--cpus", "1" if icount else str(cpus), "--memory", mem]
     options = f"-cpu max {ICOUNT if icount else ''}"
     command = [
-        *(VENV_BIN / "vng", "--run", debian.kernel().image, "--disable-kvm", "--verbose"),
+        *(
+            VENV_BIN / "vng",
+            "--run",
+            debian.kernel().image,
+            "--disable-kvm",
+            "--verbose",
+            "--force-9p",
+        ),
         *("--user", "root", "--rwdir", BUILD, *machine, f"--qemu-opts={options}"),
         *("--append", "modprobe.blacklist=kvm_amd,kvm_intel"),
         *("--", f"bash lab/guest.sh {shlex.quote(str(directory))}"),
@@ -87,7 +94,8 @@ def run(
     return _judge(directory, timeout if late else None)
 
 
-def _directory() -> Path:
+def new_directory() -> Path:
+    """Make a directory for the files of a run, and drop those of long ago."""
     RUNS.mkdir(parents=True, exist_ok=True)
     for old in sorted(RUNS.iterdir())[:-KEPT_RUNS]:
         shutil.rmtree(old, ignore_errors=True)
@@ -169,18 +177,19 @@ def _judge(directory: Path, timeout: float | None) -> Result:
     if (directory / "failure").exists():
         raise LabError((directory / "failure").read_text().strip())
     if timeout is not None:
-        _show_tail(console)
+        show_tail(console)
         print(f"lab: ended after {timeout:g} s (TIMEOUT= allows more)", file=sys.stderr)
         result.status = TIMED_OUT
     elif (directory / "status").exists():
         status = int((directory / "status").read_text())
         result.status = COMPLAINED if result.splats and not status else status
     else:
-        _show_tail(console)
+        show_tail(console)
         what = "died in the run" if (directory / "begun").exists() else "did not boot"
         raise LabError(f"the guest {what}; its console is {directory / 'console'}")
     return result
 
 
-def _show_tail(console: str) -> None:
+def show_tail(console: str) -> None:
+    """Show the end of a kernel's log."""
     print("\n".join(console.splitlines()[-TAIL:]), file=sys.stderr)

@@ -1,0 +1,34 @@
+#!/bin/busybox sh
+# /init of the machine that lab.bochs starts: load KVM, run the commands one by one.
+/bin/busybox --install -s /bin
+export PATH=/bin HOME=/
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mount -t debugfs debugfs /sys/kernel/debug
+mount -t tracefs tracefs /sys/kernel/tracing
+mkdir -p /dev/shm /sys/fs/cgroup
+mount -t tmpfs tmp /dev/shm
+mount -t tmpfs tmp /tmp
+mount -t cgroup2 cgroup /sys/fs/cgroup
+. /lab/job
+
+load() { # file, parameters
+	message=$(insmod "$@" 2>&1) && return
+	echo "lab: failure: $(basename "$1") does not load: $message"
+	poweroff -f
+}
+
+echo 'lab: begin' >/dev/kmsg
+load /lab/irqbypass.ko
+# shellcheck disable=SC2086,SC2154
+load /lab/kvm.ko $kvm_params
+# shellcheck disable=SC2086,SC2154
+load /lab/kvm-intel.ko $kvm_intel_params
+for command in /lab/command.*; do
+	echo "lab: run ${command##*.}"
+	sh "$command" </dev/null 2>&1
+	echo "lab: status ${command##*.} $?"
+done
+echo 'lab: end'
+poweroff -f

@@ -1,0 +1,196 @@
+"""Run commands on an emulated Intel CPU with VMX and EPT, which QEMU cannot emulate.
+
+    from lab import bochs
+    program = paths.SELFTESTS / "pre_fault_memory_test"
+    for outcome in bochs.run(["build/selftests/pre_fault_memory_test"], [program]): ...
+
+Bochs has one CPU, no virtio and no host files: what runs there goes into an initramfs,
+programs at the paths they have below the root of the repository. The boot takes
+minutes, so one boot runs a list of commands, each in a busybox shell.
+"""
+
+import os
+import pty
+import re
+import shlex
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lab import boot, debian, params, shell, splat
+from lab.debian import Kernel
+from lab.error import LabError
+from lab.paths import ROOT
+
+SETTINGS = """\
+megs: {mem}
+cpu: model=corei7_skylake_x, ips=50000000
+clock: sync=none
+romimage: file=/usr/share/bochs/BIOS-bochs-latest
+vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
+ata0-master: type=cdrom, path=disc.iso, status=inserted
+boot: cdrom
+com1: enabled=1, mode=file, dev=console
+display_library: term
+sound: driver=dummy
+log: bochs.log
+panic: action=fatal
+"""
+LOADER = """\
+default linux
+prompt 0
+label linux
+kernel /vmlinuz
+append initrd=/initrd console=ttyS0,115200 rdinit=/init nokaslr tsc=reliable panic=-1
+"""
+LOADER_FILES = ("/usr/lib/ISOLINUX/isolinux.bin", "/usr/lib/syslinux/modules/bios/ldlinux.c32")
+ISO = ("-b", "isolinux.bin", "-c", "boot.cat", "-no-emul-boot", "-boot-load-size", "4")
+
+
+class Outcome(NamedTuple):
+    """What came of one command; `status` as in lab.boot."""
+
+    cmd: str
+    status: int
+    output: str
+
+
+def run(
+    commands: Sequence[str],
+    programs: Sequence[Path],
+    params: str = "",
+    intel_params: str = "",
+    *,
+    stock: bool = False,
+    timeout: float = 1800,
+    mem: int = 2048,
+) -> list[Outcome]:
+    """Boot once, load KVM, run `commands`, and return what came of each.
+
+    `programs` are static and under the root of the repository. `mem` is in MiB. A
+    command that did not end in `timeout` seconds, and those after it, are TIMED_OUT.
+    """
+    directory = boot.new_directory()
+    kernel = debian.kernel()
+    wanted = f"{params} {' '.join(f'kvm_intel.{each}' for each in intel_params.split())}"
+    _make_initramfs(directory, kernel, commands, programs, wanted, stock=stock)
+    _make_disc(directory, kernel)
+    (directory / "bochsrc").write_text(SETTINGS.format(mem=mem))
+    (directory / "debugger").write_text("c\n")
+    _power_on(directory, timeout)
+    if not (directory / "console").exists():
+        raise LabError(f"bochs did not start; {directory / 'bochs.log'} may say why")
+    console = (directory / "console").read_text(errors="replace").replace("\r", "")
+    if match := re.search(r"^lab: failure: (.*)", console, flags=re.M):
+        raise LabError(match[1])
+    if splat.BEGIN not in console:
+        boot.show_tail(console)
+        raise LabError(f"the guest did not boot; its console is {directory / 'console'}")
+    return list(_outcomes(commands, console))
+
+
+def _make_initramfs(
+    directory: Path,
+    kernel: Kernel,
+    commands: Sequence[str],
+    programs: Sequence[Path],
+    wanted: str,
+    *,
+    stock: bool,
+) -> None:
+    root = directory / "root"
+    for name in ("bin", "lab", "proc", "sys", "dev", "tmp"):
+        (root / name).mkdir(parents=True)
+    shutil.copy("/bin/busybox", root / "bin")
+    shutil.copy(ROOT / "lab/bochs-init.sh", root / "init")
+    (root / "init").chmod(0o755)
+    _copy_module(kernel.modules / "kernel/virt/lib/irqbypass.ko.xz", root / "lab")
+    for owner in ("kvm", "kvm_intel"):
+        _copy_module(params.module(kernel, owner, stock=stock), root / "lab")
+    chosen = params.split(wanted, kernel, stock=stock)
+    job = (f"{owner}_params={shlex.quote(given)}\n" for owner, given in chosen.items())
+    (root / "lab/job").write_text("".join(job))
+    for number, command in enumerate(commands):
+        (root / f"lab/command.{number:03}").write_text(command + "\n")
+    for program in programs:
+        target = root / program.resolve().relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shell.output("strip", "-o", target, program)
+    archive = "find . | cpio -o -H newc --quiet -R 0:0 | gzip -1 > ../initrd"
+    shell.output("sh", "-c", archive, cwd=root)
+    shutil.rmtree(root)
+
+
+def _copy_module(source: Path, into: Path) -> None:
+    if source.suffix == ".xz":
+        content = subprocess.run(["xz", "-dc", source], capture_output=True, check=True).stdout
+        (into / source.stem).write_bytes(content)
+    else:
+        shutil.copy(source, into)
+
+
+def _make_disc(directory: Path, kernel: Kernel) -> None:
+    disc = directory / "disc"
+    disc.mkdir()
+    for file in LOADER_FILES:
+        shutil.copy(file, disc)
+    (disc / "isolinux.cfg").write_text(LOADER)
+    shutil.copy(kernel.image, disc / "vmlinuz")
+    (directory / "initrd").rename(disc / "initrd")
+    image = directory / "disc.iso"
+    shell.output(
+        "xorriso", "-as", "mkisofs", "-quiet", "-o", image, *ISO, "-boot-info-table", disc
+    )
+    shutil.rmtree(disc)
+
+
+def _power_on(directory: Path, timeout: float) -> None:
+    """Run the machine until its init is done or the time is up."""
+    ours, its = pty.openpty()
+    machine = subprocess.Popen(
+        ["bochs", "-q", "-f", "bochsrc", "-rc", "debugger"],
+        cwd=directory,
+        env={**os.environ, "TERM": "xterm"},
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+    )
+    os.close(its)
+    drain = threading.Thread(target=_drain, args=(ours,), daemon=True)
+    drain.start()
+    console, end = directory / "console", time.monotonic() + timeout
+    with shell.console.status("Bochs: booting, then running; minutes"):
+        while machine.poll() is None and time.monotonic() < end and not _done(console):
+            time.sleep(1)
+    machine.kill()
+    machine.wait()
+    drain.join()
+    (directory / "disc.iso").unlink()
+
+
+def _done(console: Path) -> bool:
+    text = console.read_bytes() if console.exists() else b""
+    return any(mark in text for mark in (b"lab: end", b"lab: failure", b"Kernel panic"))
+
+
+def _drain(terminal: int) -> None:
+    try:
+        while os.read(terminal, 4096):
+            pass
+    except OSError:  # the other side is gone
+        os.close(terminal)
+
+
+def _outcomes(commands: Sequence[str], console: str) -> Iterator[Outcome]:
+    for number, cmd in enumerate(commands):
+        _, _, rest = console.partition(f"lab: run {number:03}\n")
+        output, done, after = rest.partition(f"lab: status {number:03} ")
+        status = int(after.split()[0]) if done else boot.TIMED_OUT
+        if splat.find(splat.BEGIN + output) and not status:
+            status = boot.COMPLAINED
+        yield Outcome(cmd, status, output)

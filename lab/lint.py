@@ -1,0 +1,16 @@
+"""Look through what people write here: the lab with ruff, the series with checkpatch."""
+
+import subprocess
+
+from lab import checkpatch, series
+from lab.error import LabError
+from lab.paths import ROOT, VENV_BIN
+
+
+def lint() -> None:
+    """Say what is to be mended; LabError if anything is."""
+    ruff = VENV_BIN / "ruff"
+    looks = ((ruff, "check", "--quiet", "lab"), (ruff, "format", "--quiet", "--check", "lab"))
+    if any([subprocess.run(look, cwd=ROOT).returncode for look in looks]):
+        raise LabError("ruff objects to lab/: ruff check --fix, ruff format")
+    checkpatch.check(series.export())
