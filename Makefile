@@ -40,5 +40,5 @@ lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUN
 lint: build/.setup ## look through the lab with ruff, through the series with checkpatch
 	@$(lab) lint
 
-clean: ## remove build/, also edits in build/linux that were not taken back
-	@rm -rf build
+clean: ## remove build/, unless build/linux has edits that were not taken back
+	@if test -d build/linux; then $(lab) clean; else rm -rf build; fi

@@ -1,6 +1,7 @@
 """python -m lab <command>."""
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 
@@ -65,6 +66,12 @@ def _lint(_: argparse.Namespace) -> None:
     lint.lint()
 
 
+def _clean(_: argparse.Namespace) -> None:
+    if paths.LINUX.exists() and (reason := tree.unsaved()):
+        raise LabError(reason)
+    shutil.rmtree(paths.BUILD)
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     text = "Compose the kernel tree, build it, boot it, test it."
@@ -81,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     add("refresh", _refresh, "take commits in build/linux back into patches/6.12")
     add("modules", _modules, "build the KVM modules into build/modules")
     add("selftests", _selftests, "build KVM's selftests into build/selftests")
+    add("clean", _clean, "remove build/, unless it holds edits")
     add("lint", _lint, "look through the lab with ruff, the series with checkpatch")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top

@@ -11,6 +11,6 @@ def lint() -> None:
     """Say what is to be mended; LabError if anything is."""
     ruff = VENV_BIN / "ruff"
     looks = ((ruff, "check", "--quiet", "lab"), (ruff, "format", "--quiet", "--check", "lab"))
-    if any([subprocess.run(look, cwd=ROOT).returncode for look in looks]):
+    if sum(subprocess.run(look, cwd=ROOT).returncode for look in looks):
         raise LabError("ruff objects to lab/: ruff check --fix, ruff format")
     checkpatch.check(series.export())
