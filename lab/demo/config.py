@@ -1,0 +1,96 @@
+"""What a demo is to do, and what came of it: the JSON between host and lab machine."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+BACKENDS = ("memfd", "anon")
+MODES = ("precopy", "postcopy", "multifd", "savevm")
+
+Counters = dict[str, int]
+
+
+@dataclass
+class Job:
+    """One demo. Paths are as the lab machine sees them."""
+
+    mode: str
+    backends: list[str]
+    mem_mib: int
+    runs: int
+    kernel: str
+    initramfs: str
+    modules: dict[str, str]
+    """kvm and kvm_amd: the files to insert."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        return cls(**json.loads(path.read_text()))
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+@dataclass
+class Case:
+    """One migration, seen from its destination."""
+
+    backend: str
+    global_tdp: bool
+    run: int
+    has_parameter: bool
+    """False: this kvm.ko has no global_tdp, the run is one more of stock."""
+
+    curve: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds after resume, stage-2 faults on guest memory so far."""
+
+    at_resume: Counters = field(default_factory=dict)
+    """KVM's counters of the destination in the last sample before its vCPUs ran."""
+
+    at_end: Counters = field(default_factory=dict)
+    """The same, WINDOW seconds after resume."""
+
+    all_faults: Counters = field(default_factory=dict)
+    """Faults since the start and until the guest was verified, counted by `debugfs`,
+    by `qmp` query-stats and by the `tracepoint` kvm:kvm_page_fault."""
+
+    downtime_ms: int | None = None
+    total_ms: int | None = None
+    sec_pagetables_kib: int | None = None
+    """Stage-2 tables of the destination, with the source gone."""
+
+    pages: int = 0
+    """Stamped pages; every one was checked after resume."""
+
+    first_pass_ms: int | None = None
+    """Guest time of the first full pass over them after resume (slowest vCPU)."""
+
+    mismatches: int = 0
+
+    @property
+    def faults(self) -> int:
+        return self.curve[-1][1]
+
+
+@dataclass
+class Outcome:
+    """All cases, or those before the failure."""
+
+    mode: str
+    mem_mib: int
+    release: str = ""
+    qemu: str = ""
+    cases: list[Case] = field(default_factory=list)
+    error: str | None = None
+    console: str = ""
+    """Last lines of the guest, where there is an error."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        outcome = cls(**json.loads(path.read_text()))
+        outcome.cases = [Case(**case) for case in outcome.cases]  # type: ignore[arg-type]
+        return outcome
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)) + "\n")

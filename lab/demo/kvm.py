@@ -1,0 +1,75 @@
+"""KVM as the lab machine shows it: modules, counters, traces, memory of its tables."""
+
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lab import shell
+from lab.demo.config import Counters
+from lab.error import LabError
+
+DEBUGFS = Path("/sys/kernel/debug/kvm")
+
+CURVE = ("pf_taken", "pf_mmio_spte_created")
+MAPPED = ("tdp_populated_4k", "tdp_populated_2m", "tdp_populated_1g", "tdp_populate_time_ns")
+
+_TRACE = Path("/sys/kernel/tracing/events/kvm/kvm_page_fault")
+_RSVD = 8
+"""Bit of the error code: a hit on an MMIO page KVM knows, not on memory."""
+
+
+def reload(modules: dict[str, str], *, global_tdp: bool) -> bool:
+    """Insert KVM anew; False if this one does not know global_tdp."""
+    known = "global_tdp:" in shell.output("/sbin/modinfo", "-F", "parm", modules["kvm"])
+    subprocess.run(["/sbin/rmmod", "kvm_amd", "kvm"], capture_output=True)
+    shell.output("/sbin/insmod", modules["kvm"], *([f"global_tdp={global_tdp:d}"] * known))
+    shell.output("/sbin/insmod", modules["kvm_amd"])
+    if not Path("/dev/kvm").exists():
+        raise LabError("KVM is loaded, but there is no /dev/kvm; see dmesg")
+    return known
+
+
+def files(pid: int) -> dict[str, Path]:
+    """Return where debugfs shows KVM's counters of the guest of process `pid`.
+
+    debugfs and not QMP: query-stats would kick every vCPU out of the guest.
+    """
+    for directory in DEBUGFS.glob(f"{pid}-*"):
+        return {path.name: path for path in directory.iterdir() if path.is_file()}
+    raise FileNotFoundError(f"{DEBUGFS}/{pid}-*")
+
+
+def read(shown: dict[str, Path], names: Iterable[str]) -> Counters:
+    """Return those counters this kernel has, vCPUs added up."""
+    return {name: int(shown[name].read_text()) for name in names if name in shown}
+
+
+def memory_faults(counted: Counters) -> int:
+    """Return the stage-2 faults that were about memory, not about finding a device."""
+    return counted["pf_taken"] - counted["pf_mmio_spte_created"]
+
+
+def sec_pagetables_kib() -> int:
+    """Return the size of all stage-2 tables of the machine."""
+    found = re.search(r"^SecPageTables:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
+    return int(found[1]) if found else 0
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Count kvm:kvm_page_fault by thread while in here."""
+    trigger = f"hist:keys=common_pid if !(error_code & {_RSVD})"
+    (_TRACE / "trigger").write_text(trigger)
+    try:
+        yield
+    finally:
+        (_TRACE / "trigger").write_text("!" + trigger)
+
+
+def traced(threads: list[int]) -> int:
+    """Return how often the threads came by kvm:kvm_page_fault since tracing began."""
+    text = (_TRACE / "hist").read_text()
+    hits = re.findall(r"common_pid:\s*(\d+)\s*\} hitcount:\s*(\d+)", text)
+    return sum(int(count) for thread, count in hits if int(thread) in threads)

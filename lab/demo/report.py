@@ -1,0 +1,151 @@
+"""Show an outcome as a table: off beside on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from lab.demo.config import Case, Outcome
+from lab.demo.watch import WINDOW
+
+NONE = "-"
+MEMORY = {"memfd": "shared memfd", "anon": "anonymous memory (the default)"}
+
+Value = Callable[[Case], float | None]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """All runs with one memory back end, off and on."""
+
+    backend: str
+    off: list[Case]
+    on: list[Case]
+
+    @property
+    def real(self) -> bool:
+        """False: this KVM has no global_tdp, both sides are stock."""
+        return all(case.has_parameter for case in self.on)
+
+    @property
+    def ratio(self) -> float:
+        """Faults on, as a share of faults off."""
+        off = median(case.faults for case in self.off)
+        return median(case.faults for case in self.on) / off if off else float("inf")
+
+
+def pairs(outcome: Outcome) -> list[Pair]:
+    """Return the cases by back end, in the order they ran."""
+    backends = list(dict.fromkeys(case.backend for case in outcome.cases))
+
+    def pick(backend: str, on: bool) -> list[Case]:
+        return [c for c in outcome.cases if (c.backend, c.global_tdp) == (backend, on)]
+
+    return [Pair(backend, pick(backend, False), pick(backend, True)) for backend in backends]
+
+
+def show(outcome: Outcome) -> None:
+    """Print the table and how far the targets are met."""
+    found = pairs(outcome)
+    console = Console(highlight=False)
+    console.print(_table(outcome, found))
+    for line in _targets(outcome.mode, found):
+        console.print(line)
+
+
+def _at(name: str, scale: float = 1) -> Value:
+    def value(case: Case) -> float | None:
+        found = case.at_resume.get(name)
+        return None if found is None else found / scale
+
+    return value
+
+
+def _end(name: str, scale: float = 1) -> Value:
+    def value(case: Case) -> float | None:
+        found = case.at_end.get(name)
+        return None if found is None else found / scale
+
+    return value
+
+
+ROWS: list[tuple[str, Value]] = [
+    (f"stage-2 faults, {WINDOW:g} s from resume", lambda case: case.faults),
+    ("mapped before resume, 4K pages", _at("tdp_populated_4k")),
+    ("  2M pages", _at("tdp_populated_2m")),
+    ("  1G pages", _at("tdp_populated_1g")),
+    ("  CPU time for it, ms", _at("tdp_populate_time_ns", 1e6)),
+    (f"up to {WINDOW:g} s after, CPU time, ms", _end("tdp_populate_time_ns", 1e6)),
+    ("  absent when looked at", _end("tdp_populate_absent")),
+    ("  re-populated", _end("tdp_repopulated")),
+    ("  mapped around faults", _end("tdp_fault_around")),
+    ("stage-2 tables, KiB", lambda case: case.sec_pagetables_kib),
+    ("downtime, ms", lambda case: case.downtime_ms),
+    ("whole migration, ms", lambda case: case.total_ms),
+    ("guest's first pass over memory, ms", lambda case: case.first_pass_ms),
+    ("stamped pages checked after resume", lambda case: case.pages),
+    ("  of them wrong", lambda case: case.mismatches),
+]
+
+
+def _table(outcome: Outcome, found: list[Pair]) -> Table:
+    runs = len(found[0].off)
+    title = f"{outcome.mode} of a {outcome.mem_mib} MiB guest, seen from its destination"
+    note = f"{outcome.release}; {outcome.qemu}; all emulated: compare times only side by side"
+    if runs > 1:
+        note += f"; medians of {runs} runs (least-most)"
+    table = Table(title=title, caption=note)
+    table.add_column("global_tdp")
+    for pair in found:
+        for side in ("off", "on" if pair.real else "on: n/a"):
+            table.add_column(f"{pair.backend}\n{side}", justify="right")
+    for label, value in ROWS:
+        sides = (side for pair in found for side in (pair.off, pair.on))
+        table.add_row(label, *(_cell(side, value) for side in sides))
+    return table
+
+
+def _cell(cases: list[Case], value: Value) -> str:
+    numbers = [number for case in cases if (number := value(case)) is not None]
+    if not numbers:
+        return NONE
+    text = f"{median(numbers):,.0f}"
+    if min(numbers) != max(numbers):
+        text += f" ({min(numbers):,.0f}-{max(numbers):,.0f})"
+    return text
+
+
+def _targets(mode: str, found: list[Pair]) -> list[str]:
+    lines = []
+    for pair in found:
+        name = MEMORY[pair.backend]
+        if not pair.real:
+            lines.append(f"{name}: this KVM has no global_tdp, both sides are stock")
+            continue
+        strict = pair.backend == "memfd" and mode != "postcopy"
+        limit, wanted = (0.01, "at most 1 %") if strict else (1, "no more than")
+        verdict = "reached" if pair.ratio <= limit else "MISSED"
+        lines.append(
+            f"{name}: {pair.ratio:.2%} of the faults; target {wanted} of off's: {verdict}"
+        )
+        if line := _downtime(pair):
+            lines.append(f"{name}: {line}")
+    lost = sum(case.mismatches for pair in found for case in (*pair.off, *pair.on))
+    lines.append(f"guest data: {'WRONG, see above' if lost else 'every stamp right'}")
+    return lines
+
+
+def _downtime(pair: Pair) -> str | None:
+    off, on = (
+        [case.downtime_ms for case in side if case.downtime_ms is not None]
+        for side in (pair.off, pair.on)
+    )
+    if not off or not on:
+        return None
+    verdict = "no longer" if median(on) <= median(off) else "longer"
+    return (
+        f"downtime {median(on):.0f} ms on, {median(off):.0f} ms off: {verdict} "
+        f"({len(on)} runs a side, emulated: noisy)"
+    )

@@ -1,0 +1,131 @@
+"""One case: bring a guest from one QEMU process into another and look at the second."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from lab.demo import kvm, stamps
+from lab.demo.config import Case, Job
+from lab.demo.vm import CPUS, Vm
+from lab.demo.watch import Watch
+
+BOOT_SECONDS = 180
+MIGRATE_SECONDS = 180
+VERIFY_SECONDS = 120
+
+_BANDWIDTH = 10 << 30
+_SNAPSHOT = "demo"
+
+
+async def run(job: Job, case: Case, directory: Path) -> None:
+    """Fill in `case`; VmError if a guest or a migration fails."""
+    before = kvm.sec_pagetables_kib()
+    with kvm.tracing():
+        if job.mode == "savevm":
+            await _restore(job, case, directory)
+        else:
+            await _migrate(job, case, directory)
+    case.sec_pagetables_kib -= before
+
+
+async def _migrate(job: Job, case: Case, directory: Path) -> None:
+    incoming = Vm(job, "destination", case.backend, directory, "-incoming=defer")
+    async with incoming as destination:
+        async with Vm(job, "source", case.backend, directory) as source:
+            await _up(source)
+            async with Watch(destination) as watch:
+                info = await _move(job, source, destination, directory / "migration")
+                case.downtime_ms, case.total_ms = info["downtime"], info["total-time"]
+                await _look(case, destination, watch)
+        case.sec_pagetables_kib = kvm.sec_pagetables_kib()
+
+
+async def _restore(job: Job, case: Case, directory: Path) -> None:
+    disk = directory / "disk.qcow2"
+    await _create(disk)
+    drive = [f"-drive=if=none,id=disk,file={disk}", "-device=virtio-blk-pci,drive=disk"]
+    async with Vm(job, "source", case.backend, directory, *drive) as source:
+        await _up(source)
+        if said := await source.do("human_monitor_command", command_line=f"savevm {_SNAPSHOT}"):
+            raise source.error(f"savevm fails: {said.strip()}")
+    drive += ["-S", f"-loadvm={_SNAPSHOT}"]
+    async with Vm(job, "destination", case.backend, directory, *drive) as destination:
+        async with Watch(destination) as watch:
+            await destination.do("cont")
+            await _look(case, destination, watch)
+        case.sec_pagetables_kib = kvm.sec_pagetables_kib()
+
+
+async def _create(disk: Path) -> None:
+    command = ("qemu-img", "create", "-q", "-f", "qcow2", str(disk), "64M")
+    process = await asyncio.create_subprocess_exec(*command)
+    await process.wait()
+
+
+async def _up(source: Vm) -> None:
+    """Wait until the guest has stamped and checked everything once."""
+
+    def up(text: str) -> bool:
+        return stamps.ready(text, CPUS)
+
+    await source.said("the guest has not come up and stamped its memory", up, BOOT_SECONDS)
+
+
+async def _move(job: Job, source: Vm, destination: Vm, path: Path) -> dict[str, Any]:
+    """Migrate; return what the source's query-migrate says in the end."""
+    capability = {"postcopy": "postcopy-ram", "multifd": "multifd"}.get(job.mode)
+    if capability:
+        wanted = [{"capability": capability, "state": True}]
+        for vm in (source, destination):
+            await vm.do("migrate_set_capabilities", capabilities=wanted)
+    await source.do("migrate_set_parameters", max_bandwidth=_BANDWIDTH)
+    await destination.do("migrate_incoming", uri=f"unix:{path}")
+    await source.do("migrate", uri=f"unix:{path}")
+    info: dict[str, Any] = {"status": "none"}
+    switched = job.mode != "postcopy"
+    for _ in range(MIGRATE_SECONDS * 20):
+        info = await source.do("query_migrate")
+        if info["status"] == "completed":
+            return info
+        if info["status"] in ("failed", "cancelled"):
+            why = info.get("error-desc", "no reason given") + destination.complaint()
+            raise source.error(f"the migration is {info['status']}: {why}")
+        if not switched and info.get("ram", {}).get("transferred", 0) > job.mem_mib << 18:
+            await source.do("migrate_start_postcopy")
+            switched = True
+        await asyncio.sleep(0.05)
+    raise source.error(
+        f"the migration is not done after {MIGRATE_SECONDS} s but {info['status']}; "
+        "a smaller --mem helps a slow machine"
+    )
+
+
+async def _look(case: Case, destination: Vm, watch: Watch) -> None:
+    """Count for the window, then see that the guest goes on and lost nothing."""
+    await watch.finish()
+    case.at_resume, case.at_end = watch.at_resume(), watch.at_end
+    case.curve = watch.curve()
+
+    def all_checked(text: str) -> stamps.Verdict | None:
+        return stamps.verdict(text, CPUS)
+
+    what = "the guest has not checked all of its memory after resume"
+    found = await destination.said(what, all_checked, VERIFY_SECONDS)
+    case.pages, case.mismatches = found.pages, found.mismatches
+    case.first_pass_ms = found.first_pass_ms
+    status = await destination.do("query_status")
+    if status["status"] != "running":
+        raise destination.error(f"the guest is {status['status']} after the migration")
+    case.all_faults = await _count_all(destination)
+
+
+async def _count_all(vm: Vm) -> dict[str, int]:
+    """Count the faults in three independent ways, as close together as can be."""
+    wanted = [{"provider": "kvm", "names": ["pf_taken"]}]
+    cpus = await vm.do("query_cpus_fast")
+    told = await vm.do("query_stats", target="vcpu", providers=wanted)
+    return {
+        "debugfs": kvm.read(kvm.files(vm.pid), ["pf_taken"])["pf_taken"],
+        "qmp": sum(stat["value"] for cpu in told for stat in cpu["stats"]),
+        "tracepoint": kvm.traced([cpu["thread-id"] for cpu in cpus]),
+    }

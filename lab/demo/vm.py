@@ -1,0 +1,145 @@
+"""One QEMU process: started, spoken to over QMP, ended."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from qemu.qmp import ExecuteError, QMPClient, QMPError
+
+from lab.demo import stamps
+from lab.demo.config import Job
+from lab.error import LabError
+
+QEMU = "qemu-system-x86_64"
+CPUS = 2
+SPARE_MIB = 160
+"""Guest memory without stamps: its kernel, and some air."""
+
+_TAIL = 15
+_T = TypeVar("_T")
+
+
+class VmError(LabError):
+    """What failed with a guest, and the last lines of its console."""
+
+    def __init__(self, what: str, console: str) -> None:
+        super().__init__(what)
+        self.console = console
+
+
+class Vm:
+    """A guest under `-accel kvm`; use as `async with Vm(...) as vm`."""
+
+    def __init__(self, job: Job, name: str, backend: str, directory: Path, *more: str) -> None:
+        self.name = name
+        self.console = directory / f"{name}.console"
+        self.log = directory / f"{name}.log"
+        self._command = [QEMU, *_options(job, backend), f"-serial=file:{self.console}", *more]
+        self._qmp = QMPClient(name)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        ours, theirs = socket.socketpair()
+        fd = theirs.fileno()
+        control = [f"-chardev=socket,id=qmp,fd={fd}", "-mon=chardev=qmp,mode=control"]
+        with self.log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(word for option in [*self._command, *control] for word in _words(option)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[fd],
+            )
+        theirs.close()
+        try:
+            await self._qmp.connect(ours)
+        except QMPError as error:
+            await self.__aexit__()
+            raise self.error("QEMU does not start") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(QMPError, EOFError, OSError):
+            await self._qmp.disconnect()
+        with contextlib.suppress(ProcessLookupError):
+            self._running.kill()
+        await self._running.wait()
+
+    @property
+    def _running(self) -> asyncio.subprocess.Process:
+        assert self._process
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    async def do(self, command: str, **arguments: Any) -> Any:  # noqa: ANN401
+        """Run a QMP command, `-` for `_` in its name and arguments."""
+        given = {name.replace("_", "-"): value for name, value in arguments.items()}
+        try:
+            return await self._qmp.execute(command.replace("_", "-"), given)
+        except ExecuteError as error:
+            raise self.error(f"QMP {command} fails: {error}") from error
+        except QMPError as error:
+            raise self.error("QEMU is gone") from error
+
+    def on(self, event: str) -> contextlib.AbstractContextManager[Any]:
+        """Listen to a QMP event."""
+        return self._qmp.listener(event)
+
+    async def said(self, what: str, hear: Callable[[str], _T | None], seconds: float) -> _T:
+        """Wait until `hear` makes something of the console; a mismatch ends it at once."""
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    text = self.text()
+                    if told := stamps.mismatch(text):
+                        raise self.error(f"guest data is wrong: {told}")
+                    if heard := hear(text):
+                        return heard
+                    if self._running.returncode is not None:
+                        raise self.error("QEMU is gone")
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise self.error(f"{what} in {seconds:g} s") from None
+
+    def text(self) -> str:
+        """Return the console so far."""
+        if not self.console.exists():
+            return ""
+        return self.console.read_text(errors="replace")
+
+    def error(self, what: str) -> VmError:
+        """Return an error that shows the end of console and log."""
+        tail = "\n".join(self.text().splitlines()[-_TAIL:])
+        return VmError(f"{self.name}: {what}{self.complaint()}", tail)
+
+    def complaint(self) -> str:
+        """Return the last line QEMU wrote, in parentheses, or nothing."""
+        log = self.log.read_text(errors="replace").splitlines()
+        return f" (QEMU of the {self.name} says: {log[-1]})" if log else ""
+
+
+def _words(option: str) -> list[str]:
+    """Split `-option=value` as QEMU wants it."""
+    name, equals, value = option.partition("=")
+    return [name, value] if equals and name.startswith("-") else [option]
+
+
+def _options(job: Job, backend: str) -> list[str]:
+    machine = "q35,accel=kvm"
+    memory = []
+    if backend == "memfd":
+        memory = [f"-object=memory-backend-memfd,id=ram,size={job.mem_mib}M,share=on"]
+        machine += ",memory-backend=ram"
+    given = f"stamp_mib={job.mem_mib - SPARE_MIB}"
+    return [
+        *("-nodefaults", "-no-user-config", "-display=none", "-no-reboot", "-cpu=host"),
+        *(f"-machine={machine}", f"-m={job.mem_mib}M", f"-smp={CPUS}", *memory),
+        *(f"-kernel={job.kernel}", f"-initrd={job.initramfs}"),
+        f"-append=console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable {given}",
+    ]
