@@ -43,6 +43,9 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 #define GTDP_BACKOFF_ZAPPED	7
 #define GTDP_BACKOFF_FAULTS	5
 
+/* The inverse of the share of a CPU that looks in vain may take. */
+#define GTDP_VAIN_SHARE		16
+
 /* Passes that look at everything after memory has stopped to arrive. */
 #define GTDP_SETTLE		2
 
@@ -89,7 +92,9 @@ struct kvm_gtdp {
 	/* Private to the follower. */
 	u64 resident;
 	unsigned long last_pass;
+	/* Jiffies between passes, and the least that is affordable. */
 	long sleep;
+	long sleep_min;
 	int settle;
 	bool waiting;
 };
@@ -402,11 +407,11 @@ static bool gtdp_follow(void *data)
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 	struct gtdp_pass pass = {};
 	bool marked, arrived, has_run;
-	long wait, duration;
 	u64 resident, start;
+	long wait, least;
 
 	if (READ_ONCE(gtdp->urgent))
-		gtdp->sleep = GTDP_SLEEP_MIN;
+		gtdp->sleep = gtdp->sleep_min;
 	else if (gtdp->sleep > GTDP_SLEEP_MAX && !READ_ONCE(gtdp->marked))
 		return false;
 
@@ -439,24 +444,27 @@ static bool gtdp_follow(void *data)
 	pass.last = has_run && gtdp->sleep >= GTDP_SLEEP_MAX;
 	pass.settle = !arrived || pass.last;
 
-	gtdp->last_pass = jiffies;
-	if (marked || arrived || gtdp->settle || gtdp->waiting || pass.last) {
-		start = ktime_get_ns();
+	start = ktime_get_ns();
+	if (marked || arrived || gtdp->settle || gtdp->waiting || pass.last)
 		gtdp_pass(kvm, &pass);
-		atomic64_add(ktime_get_ns() - start, &kvm->stat.tdp_populate_time_ns);
-	}
 	gtdp->waiting = pass.waiting;
+	gtdp->last_pass = jiffies;
+	start = ktime_get_ns() - start;
+	atomic64_add(start, &kvm->stat.tdp_populate_time_ns);
 
 	/*
 	 * Take at most half of a CPU while it pays, i.e. while a look maps more
-	 * than a page, and a small part of it to find out whether it does.
+	 * than a page, and a small share of it to find out whether it does.
 	 */
-	duration = jiffies - gtdp->last_pass;
-	gtdp->last_pass = jiffies;
-	if (pass.p.installed > pass.looks)
-		gtdp->sleep = max(GTDP_SLEEP_MIN, duration);
-	else if (gtdp->sleep <= GTDP_SLEEP_MAX)
-		gtdp->sleep = max(2 * gtdp->sleep, 8 * duration);
+	if (pass.p.installed > pass.looks) {
+		least = nsecs_to_jiffies(start);
+		gtdp->sleep = 0;
+	} else {
+		least = nsecs_to_jiffies(start * GTDP_VAIN_SHARE);
+	}
+	gtdp->sleep_min = clamp(least, GTDP_SLEEP_MIN, GTDP_SLEEP_MAX);
+	if (gtdp->sleep <= GTDP_SLEEP_MAX)
+		gtdp->sleep = max(2 * gtdp->sleep, gtdp->sleep_min);
 	if (gtdp->sleep > GTDP_SLEEP_MAX && (!pass.last || pass.waiting))
 		gtdp->sleep = GTDP_SLEEP_MAX;
 
@@ -476,7 +484,7 @@ static int gtdp_create_follower(struct once *once)
 	struct kvm_gtdp *gtdp = container_of(once, struct kvm_gtdp, follower_once);
 	struct vhost_task *follower;
 
-	gtdp->sleep = GTDP_SLEEP_MIN;
+	gtdp->sleep = gtdp->sleep_min = GTDP_SLEEP_MIN;
 	follower = vhost_task_create(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
 				     "kvm-gtdp");
 	if (IS_ERR(follower))
