@@ -20,9 +20,10 @@ def export() -> list[Path]:
     shutil.rmtree(target, ignore_errors=True)
     options = ("--cover-letter", "-n", "--no-signature", "-o", target)
     Git(LINUX)("format-patch", *options, f"{BASE}..HEAD")
-    _fill_in(target / "0000-cover-letter.patch")
-    patches = sorted(target.glob("*.patch"))[1:]
-    console.print(f"build/series: cover letter and {len(patches)} patches")
+    cover = target / "0000-cover-letter.patch"
+    _fill_in(cover)
+    patches = sorted(set(target.glob("*.patch")) - {cover})
+    console.print(f"build/series: {len(patches)} patches")
     return patches
 
 
@@ -35,9 +36,11 @@ def _fill_in(cover: Path) -> None:
     if not cover.exists():
         return
     if not COVER_LETTER.exists():
-        raise LabError(
-            f"no {COVER_LETTER.relative_to(ROOT)}: write 'Subject: ...', a blank, text"
+        console.print(
+            f"no {COVER_LETTER.relative_to(ROOT)} yet: exported without", style="yellow"
         )
+        cover.unlink()
+        return
     subject, _, body = COVER_LETTER.read_text().partition("\n")
     if not subject.startswith("Subject: "):
         raise LabError(f"{COVER_LETTER.relative_to(ROOT)} does not begin with 'Subject: '")
