@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 BACKENDS = ("memfd", "anon")
 MODES = ("precopy", "postcopy", "multifd", "savevm")
@@ -55,22 +55,24 @@ class Case:
     """Faults since the start and until the guest was verified, counted by `debugfs`,
     by `qmp` query-stats and by the `tracepoint` kvm:kvm_page_fault."""
 
-    downtime_ms: int | None = None
-    total_ms: int | None = None
+    migration: dict[str, Any] = field(default_factory=dict)
+    """The source's query-migrate at the end; empty for savevm."""
+
     sec_pagetables_kib: int | None = None
     """Stage-2 tables of the destination, with the source gone."""
 
     pages: int = 0
     """Stamped pages; every one was checked after resume."""
 
-    first_pass_ms: int | None = None
-    """Guest time of the first full pass over them after resume (slowest vCPU)."""
-
     mismatches: int = 0
 
     @property
     def faults(self) -> int:
         return self.curve[-1][1]
+
+    @property
+    def downtime_ms(self) -> int | None:
+        return self.migration.get("downtime")
 
 
 @dataclass

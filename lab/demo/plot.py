@@ -22,9 +22,9 @@ def draw(outcome: Outcome, path: Path) -> None:
     figure, panels = plt.subplots(1, len(found), figsize=(4.8 * len(found), 3.9), squeeze=False)
     for panel, pair in zip(panels[0], found, strict=True):
         _panel(panel, pair)
-    panels[0][0].set_ylabel("stage-2 faults since resume")
+    panels[0][0].set_ylabel("stage-2 faults of the destination")
     figure.suptitle(
-        f"Faults on the destination after {outcome.mode} ({outcome.mem_mib} MiB guest)",
+        f"{outcome.mode} of a {outcome.mem_mib} MiB guest, kvm.global_tdp off and on",
         x=0.01,
         ha="left",
         fontweight="bold",
@@ -63,4 +63,6 @@ def _panel(panel: Axes, pair: Pair) -> None:
 
 def _line(panel: Axes, case: Case, colour: str) -> None:
     times, faults = zip(*case.curve, strict=True)
-    panel.step(times, faults, where="post", color=colour, linewidth=1.8)
+    panel.step(
+        times, faults, where="post", color=colour, linewidth=1.8, clip_on=False, zorder=3
+    )

@@ -34,8 +34,8 @@ async def _migrate(job: Job, case: Case, directory: Path) -> None:
         async with Vm(job, "source", case.backend, directory) as source:
             await _up(source)
             async with Watch(destination) as watch:
-                info = await _move(job, source, destination, directory / "migration")
-                case.downtime_ms, case.total_ms = info["downtime"], info["total-time"]
+                path = directory / "migration"
+                case.migration = await _move(job, source, destination, path)
                 await _look(case, destination, watch)
         case.sec_pagetables_kib = kvm.sec_pagetables_kib()
 
@@ -112,7 +112,6 @@ async def _look(case: Case, destination: Vm, watch: Watch) -> None:
     what = "the guest has not checked all of its memory after resume"
     found = await destination.said(what, all_checked, VERIFY_SECONDS)
     case.pages, case.mismatches = found.pages, found.mismatches
-    case.first_pass_ms = found.first_pass_ms
     status = await destination.do("query_status")
     if status["status"] != "running":
         raise destination.error(f"the guest is {status['status']} after the migration")

@@ -4,9 +4,7 @@ import re
 from dataclasses import dataclass
 
 _READY = re.compile(r"^stamps: cpu (\d+) ready pages (\d+)\s*$", re.M)
-_PASS = re.compile(
-    r"^stamps: cpu (\d+) pass (\d+) pages (\d+) ms (\d+) mismatches (\d+)\s*$", re.M
-)
+_PASS = re.compile(r"^stamps: cpu (\d+) pass (\d+) pages (\d+) mismatches (\d+)\s*$", re.M)
 
 
 @dataclass(frozen=True)
@@ -14,7 +12,6 @@ class Verdict:
     """What is known after every page was checked once since resume."""
 
     pages: int
-    first_pass_ms: int
     mismatches: int
 
 
@@ -43,6 +40,5 @@ def verdict(console: str, cpus: int) -> Verdict | None:
         return None
     return Verdict(
         pages=sum(told[1][1] for told in passes.values()),
-        first_pass_ms=max(told[0][2] for told in passes.values()),
-        mismatches=sum(told[-1][3] for told in passes.values()),
+        mismatches=sum(told[-1][2] for told in passes.values()),
     )
