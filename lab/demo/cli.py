@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from lab import boot, debian, params
+from lab import boot, debian, modules, params
 from lab.demo import guest, report
 from lab.demo.config import BACKENDS, MODES, Job, Outcome
 from lab.demo.vm import QEMU
@@ -40,9 +40,16 @@ def run(args: argparse.Namespace) -> int:
     for program in (QEMU, "qemu-img", "gcc", "cpio"):
         if not shutil.which(program):
             raise LabError(f"{program} is not installed: rm build/.setup, then run make setup")
+    if not args.stock:
+        modules.build()
     job = _job(args)
     cases = 2 * len(job.backends) * job.runs
-    status = _run(job, 2 * args.mem + _LAB_MIB, _BOOT_SECONDS + _CASE_SECONDS * cases)
+    status = boot.run(
+        _command(job),
+        mem=f"{2 * args.mem + _LAB_MIB}M",
+        stock=args.stock,
+        timeout=_BOOT_SECONDS + _CASE_SECONDS * cases,
+    ).status
     outcome = _outcome(job.mode)
     report.show(outcome)
     _draw(outcome)
@@ -78,13 +85,13 @@ def _job(args: argparse.Namespace) -> Job:
     )
 
 
-def _run(job: Job, mem_mib: int, timeout: float) -> int:
+def _command(job: Job) -> str:
+    """Write the job down and return what runs it."""
     wanted, result = DIRECTORY / "job.json", DIRECTORY / f"{job.mode}.json"
     job.save(wanted)
     result.unlink(missing_ok=True)
     words = (VENV_BIN / "python", "-B", "-m", "lab.demo.inside", wanted, result)
-    command = shlex.join(str(word) for word in words)
-    return boot.run(command, mem=f"{mem_mib}M", timeout=timeout).status
+    return shlex.join(str(word) for word in words)
 
 
 def _outcome(mode: str) -> Outcome:

@@ -12,6 +12,9 @@ from lab.demo.config import Case, Outcome
 from lab.demo.watch import WINDOW
 
 NONE = "-"
+_ENOUGH = 5
+"""Runs that make a median of downtimes worth a verdict: emulated, they are noisy."""
+
 MEMORY = {"memfd": "shared memfd", "anon": "anonymous memory (the default)"}
 
 Value = Callable[[Case], float | None]
@@ -154,8 +157,8 @@ def _downtime(pair: Pair) -> str | None:
     )
     if not off or not on:
         return None
+    told = f"downtime {median(on):.0f} ms on, {median(off):.0f} ms off"
+    if min(len(on), len(off)) < _ENOUGH:
+        return f"{told}: too few runs to tell, --runs {_ENOUGH} takes medians"
     verdict = "no longer" if median(on) <= median(off) else "longer"
-    return (
-        f"downtime {median(on):.0f} ms on, {median(off):.0f} ms off: {verdict} "
-        f"({len(on)} on, {len(off)} off, emulated: noisy)"
-    )
+    return f"{told}: {verdict} (medians of {len(on)} and {len(off)} runs)"

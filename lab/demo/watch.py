@@ -35,8 +35,9 @@ class Watch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task and not self._task.done():
+        if self._task:
             self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def finish(self) -> None:
         """Wait until the window is over."""
