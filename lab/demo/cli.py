@@ -101,7 +101,7 @@ def _outcome(mode: str) -> Outcome:
     outcome = Outcome.load(path)
     if outcome.error:
         console.print(outcome.console, markup=False)
-        raise LabError(outcome.error)
+        raise LabError(f"{outcome.error}; the guest's last lines stand above")
     return outcome
 
 

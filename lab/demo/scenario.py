@@ -68,7 +68,7 @@ async def _up(source: Vm) -> None:
     def up(text: str) -> bool:
         return stamps.ready(text, CPUS)
 
-    await source.said("the guest has not come up and stamped its memory", up, BOOT_SECONDS)
+    await source.said("its memory is not stamped", up, BOOT_SECONDS)
 
 
 async def _move(job: Job, source: Vm, destination: Vm, path: Path) -> dict[str, Any]:
@@ -88,8 +88,8 @@ async def _move(job: Job, source: Vm, destination: Vm, path: Path) -> dict[str, 
         if info["status"] == "completed":
             return info
         if info["status"] in ("failed", "cancelled"):
-            why = info.get("error-desc", "no reason given") + destination.complaint()
-            raise source.error(f"the migration is {info['status']}: {why}")
+            why = info.get("error-desc", "no reason given")
+            raise source.error(f"the migration is {info['status']}: {why}", destination)
         if not switched and info.get("ram", {}).get("transferred", 0) > job.mem_mib << 18:
             await source.do("migrate_start_postcopy")
             switched = True
@@ -109,7 +109,7 @@ async def _look(case: Case, destination: Vm, watch: Watch) -> None:
     def all_checked(text: str) -> stamps.Verdict | None:
         return stamps.verdict(text, CPUS)
 
-    what = "the guest has not checked all of its memory after resume"
+    what = "not all of its memory is checked after resume"
     found = await destination.said(what, all_checked, VERIFY_SECONDS)
     case.pages, case.mismatches = found.pages, found.mismatches
     status = await destination.do("query_status")

@@ -102,10 +102,10 @@ class Vm:
                     if heard := hear(text):
                         return heard
                     if self._running.returncode is not None:
-                        raise self.error("QEMU is gone")
+                        raise self.error(f"the guest or QEMU died, {what}")
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            raise self.error(f"{what} in {seconds:g} s") from None
+            raise self.error(f"{what} after {seconds:g} s") from None
 
     def text(self) -> str:
         """Return the console so far."""
@@ -113,15 +113,12 @@ class Vm:
             return ""
         return self.console.read_text(errors="replace")
 
-    def error(self, what: str) -> VmError:
-        """Return an error that shows the end of console and log."""
+    def error(self, what: str, blame: "Vm | None" = None) -> VmError:
+        """Return an error: what failed, what QEMU (that of `blame`) says, the guest's end."""
+        told = (blame or self).log.read_text(errors="replace").splitlines()
+        said = f" (QEMU says: {told[-1]})" if told else ""
         tail = "\n".join(self.text().splitlines()[-_TAIL:])
-        return VmError(f"{self.name}: {what}{self.complaint()}", tail)
-
-    def complaint(self) -> str:
-        """Return the last line QEMU wrote, in parentheses, or nothing."""
-        log = self.log.read_text(errors="replace").splitlines()
-        return f" (QEMU of the {self.name} says: {log[-1]})" if log else ""
+        return VmError(f"{self.name}: {what}{said}", tail)
 
 
 def _words(option: str) -> list[str]:
