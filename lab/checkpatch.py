@@ -12,7 +12,8 @@ from lab.error import LabError
 from lab.paths import LINUX
 from lab.shell import console
 
-IGNORED = ("FILE_PATH_CHANGES",)
+# Trace events can not be written without open-ended lines.
+IGNORED = ("FILE_PATH_CHANGES", "OPEN_ENDED_LINE")
 """Types that say nothing here: MAINTAINERS has an entry for KVM's directories."""
 
 

@@ -146,15 +146,19 @@ static bool gtdp_must_wait(u8 *wait)
  */
 static void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
 {
-	struct vhost_task *follower = READ_ONCE(gtdp->follower);
+	struct vhost_task *follower;
 
 	if (urgent)
 		WRITE_ONCE(gtdp->urgent, true);
 	else if (READ_ONCE(gtdp->marked))
 		return;
 
-	/* Pairs with the barrier in wake_up_process(), see gtdp_follow(). */
+	/*
+	 * The follower looks at this after it has announced to sleep, and
+	 * waking it up implies a barrier, so one of the two is noticed.
+	 */
 	WRITE_ONCE(gtdp->marked, true);
+	follower = READ_ONCE(gtdp->follower);
 	if (follower)
 		vhost_task_wake(follower);
 }
@@ -484,7 +488,8 @@ static int gtdp_create_follower(struct once *once)
 	struct kvm_gtdp *gtdp = container_of(once, struct kvm_gtdp, follower_once);
 	struct vhost_task *follower;
 
-	gtdp->sleep = gtdp->sleep_min = GTDP_SLEEP_MIN;
+	gtdp->sleep = GTDP_SLEEP_MIN;
+	gtdp->sleep_min = GTDP_SLEEP_MIN;
 	follower = vhost_task_create(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
 				     "kvm-gtdp");
 	if (IS_ERR(follower))
@@ -740,11 +745,15 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 
 	guard(mutex)(&kvm->slots_lock);
 
-	/* Not freed before the VM is: the hooks look at it without a lock. */
 	if (!kvm->arch.gtdp) {
 		gtdp = gtdp_alloc(kvm);
 		if (!gtdp)
 			return -ENOMEM;
+
+		/*
+		 * The hooks look at it without a lock, so publish it complete,
+		 * and don't free it before the VM is destroyed.
+		 */
 		smp_store_release(&kvm->arch.gtdp, gtdp);
 	}
 
@@ -767,15 +776,27 @@ EXPORT_SYMBOL_GPL(kvm_gtdp_forbid);
 void kvm_gtdp_pre_destroy_vm(struct kvm *kvm)
 {
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
+	struct vhost_task *follower;
 
 	if (!gtdp || !gtdp->follower)
 		return;
 
+	/*
+	 * MMU notifiers, which are still to come, wake the follower with
+	 * mmu_lock held for write: from here on they don't.
+	 */
+	write_lock(&kvm->mmu_lock);
+	follower = gtdp->follower;
+	WRITE_ONCE(gtdp->follower, NULL);
+	write_unlock(&kvm->mmu_lock);
+
 	WRITE_ONCE(gtdp->stop, true);
-	vhost_task_stop(gtdp->follower);
+	vhost_task_stop(follower);
 }
 
 void kvm_gtdp_destroy_vm(struct kvm *kvm)
 {
+	/* Devices are destroyed later, and may zap what is not there anymore. */
 	kfree(kvm->arch.gtdp);
+	kvm->arch.gtdp = NULL;
 }

@@ -82,19 +82,24 @@ static inline void kvm_gtdp_destroy_vm(struct kvm *kvm) {}
 static inline void kvm_gtdp_vcpu_created(struct kvm *kvm) {}
 static inline void kvm_gtdp_forbid(struct kvm *kvm) {}
 static inline u64 kvm_gtdp_supported(struct kvm *kvm) { return 0; }
+
 static inline int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 {
 	return features ? -EINVAL : 0;
 }
+
 static inline int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
 {
 	return -EOPNOTSUPP;
 }
+
 static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features) { return false; }
+
 static inline int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
 {
 	return 0;
 }
+
 static inline void kvm_gtdp_free_slot(struct kvm_memory_slot *slot) {}
 static inline void kvm_gtdp_slot_changed(struct kvm *kvm,
 					 const struct kvm_memory_slot *slot,

@@ -41,6 +41,7 @@ struct host_mapping {
 	const pte_t *ptep;	/* the first PTE, NULL if huge or nothing */
 	u64 huge_pte;		/* if huge, the PTE of its first page here */
 	unsigned int nr;	/* number of pages until its end */
+	int level;		/* PG_LEVEL_4K unless huge */
 };
 
 /*
@@ -63,7 +64,7 @@ static u64 huge_to_pte(u64 entry, u64 offset)
 static struct host_mapping host_mapping(struct kvm *kvm, unsigned long hva,
 					unsigned int max)
 {
-	struct host_mapping m = {};
+	struct host_mapping m = { .level = PG_LEVEL_4K };
 	pgd_t pgd;
 	p4d_t p4d;
 	pud_t pud;
@@ -88,6 +89,7 @@ static struct host_mapping host_mapping(struct kvm *kvm, unsigned long hva,
 
 	if (pud_leaf(pud)) {
 		m.huge_pte = huge_to_pte(pud_val(pud), hva & ~PUD_MASK);
+		m.level = PG_LEVEL_1G;
 		return m;
 	}
 
@@ -95,10 +97,13 @@ static struct host_mapping host_mapping(struct kvm *kvm, unsigned long hva,
 	if (!(pmd_val(pmd) & _PAGE_PRESENT))
 		return m;
 
-	if (pmd_leaf(pmd))
+	if (pmd_leaf(pmd)) {
 		m.huge_pte = huge_to_pte(pmd_val(pmd), hva & ~PMD_MASK);
-	else
-		m.ptep = pte_offset_kernel(&pmd, hva);
+		m.level = PG_LEVEL_2M;
+		return m;
+	}
+
+	m.ptep = pte_offset_kernel(&pmd, hva);
 	return m;
 }
 
@@ -108,23 +113,6 @@ static u64 host_pte(const struct host_mapping *m, unsigned int i)
 		return native_pte_val(READ_ONCE(m->ptep[i]));
 
 	return m->huge_pte ? m->huge_pte + ((u64)i << PAGE_SHIFT) : 0;
-}
-
-/* Whether the host has a page table or a huge page anywhere in the range. */
-static bool host_has_any(struct kvm *kvm, unsigned long hva, unsigned int nr)
-{
-	struct host_mapping m;
-	unsigned long flags;
-	bool any = false;
-
-	local_irq_save(flags);
-	for ( ; nr && !any; nr -= m.nr, hva += (unsigned long)m.nr << PAGE_SHIFT) {
-		m = host_mapping(kvm, hva, nr);
-		any = m.ptep || m.huge_pte;
-	}
-	local_irq_restore(flags);
-
-	return any;
 }
 
 /*
@@ -155,9 +143,9 @@ static int check_vma(struct kvm_tdp_populate *p, unsigned long start,
 		     unsigned long end)
 {
 	struct mm_struct *mm = p->kvm->mm;
-	VMA_ITERATOR(vmi, mm, start);
 	unsigned long addr = start;
 	struct vm_area_struct *vma;
+	struct vma_iterator vmi;
 
 	lockdep_assert_held_read(&p->kvm->mmu_lock);
 
@@ -168,6 +156,7 @@ static int check_vma(struct kvm_tdp_populate *p, unsigned long start,
 	if (!mmap_read_trylock(mm))
 		return -EAGAIN;
 
+	vma_iter_init(&vmi, mm, start);
 	for_each_vma_range(vmi, vma, end) {
 		if (vma->vm_start > addr || !is_vma_usable(vma))
 			break;
@@ -231,6 +220,18 @@ static noinline u64 make_one(struct kvm_tdp_populate *p, struct kvm_mmu_page *ro
 	return spte;
 }
 
+static __always_inline bool make_one_plain(u64 *sptep, const pte_t *ptep, u64 plain,
+					   u64 pfn_mask, u64 template)
+{
+	u64 pte = native_pte_val(READ_ONCE(*ptep)) ^ plain;
+
+	if (unlikely(pte & HOST_PTE_CHECKED))
+		return false;
+
+	*sptep = (pte & pfn_mask) | template;
+	return true;
+}
+
 /*
  * Make SPTEs of PTEs for as long as they are plain, and return how many were.
  * This is where the time goes: seven instructions a page, plus the loop, which
@@ -242,25 +243,22 @@ static noinline unsigned int make_plain(struct kvm_tdp_populate *p, u64 *spt,
 	const u64 plain = p->plain_pte, template = p->template[1];
 	const u64 pfn_mask = PTE_PFN_MASK;
 	unsigned long i = 0;
-	u64 pte;
-
-#define MAKE_PLAIN(_i)							\
-	({								\
-		pte = native_pte_val(READ_ONCE(ptep[_i])) ^ plain;	\
-		if (unlikely(pte & HOST_PTE_CHECKED))			\
-			return _i;					\
-		spt[_i] = (pte & pfn_mask) | template;			\
-	})
 
 	for ( ; i + 4 <= nr; i += 4) {
-		MAKE_PLAIN(i);
-		MAKE_PLAIN(i + 1);
-		MAKE_PLAIN(i + 2);
-		MAKE_PLAIN(i + 3);
+		if (!make_one_plain(spt + i, ptep + i, plain, pfn_mask, template))
+			return i;
+		if (!make_one_plain(spt + i + 1, ptep + i + 1, plain, pfn_mask, template))
+			return i + 1;
+		if (!make_one_plain(spt + i + 2, ptep + i + 2, plain, pfn_mask, template))
+			return i + 2;
+		if (!make_one_plain(spt + i + 3, ptep + i + 3, plain, pfn_mask, template))
+			return i + 3;
 	}
-	for ( ; i < nr; i++)
-		MAKE_PLAIN(i);
-#undef MAKE_PLAIN
+
+	for ( ; i < nr; i++) {
+		if (!make_one_plain(spt + i, ptep + i, plain, pfn_mask, template))
+			return i;
+	}
 
 	return nr;
 }
@@ -380,24 +378,15 @@ static bool is_table_full(const u64 *spt, gfn_t start, gfn_t end)
  * in the fault path, RCU keeps that alive until the flush is done.
  */
 static int install_huge(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-			struct tdp_iter *iter)
+			struct tdp_iter *iter, u64 huge_pte)
 {
+	bool writable = (huge_pte & _PAGE_RW) && !(p->slot->flags & KVM_MEM_READONLY);
 	bool was_table = is_shadow_present_pte(iter->old_spte);
-	struct host_mapping m;
-	unsigned long flags;
-	bool writable;
+	kvm_pfn_t pfn = (huge_pte & PTE_PFN_MASK) >> PAGE_SHIFT;
 	u64 spte;
 
-	local_irq_save(flags);
-	m = host_mapping(p->kvm, __gfn_to_hva_memslot(p->slot, iter->gfn), 1);
-	local_irq_restore(flags);
-
-	if ((m.huge_pte & HOST_PTE_CHECKED & ~(u64)_PAGE_RW) != HOST_PTE_PLAIN)
-		return 0;
-
-	writable = (m.huge_pte & _PAGE_RW) && !(p->slot->flags & KVM_MEM_READONLY);
 	spte = make_populate_spte(p->kvm, root, p->slot, iter->level, iter->gfn,
-				  (m.huge_pte & PTE_PFN_MASK) >> PAGE_SHIFT, writable);
+				  pfn & -KVM_PAGES_PER_HPAGE(iter->level), writable);
 
 	if (tdp_mmu_set_spte_atomic(p->kvm, iter, spte))
 		return -EBUSY;
@@ -405,7 +394,7 @@ static int install_huge(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 	if (was_table)
 		kvm_flush_remote_tlbs_gfn(p->kvm, iter->gfn, iter->level);
 
-	return 1;
+	return 0;
 }
 
 /* Link @sp, which is gone from the walk's spare pages if that succeeds. */
@@ -417,142 +406,243 @@ static int link_sp(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 		return -EBUSY;
 
 	*sp = NULL;
-	p->took_sp = true;
 	return 0;
 }
 
-/*
- * Map what is present of [@start, @end), which is within a 2MiB region of the
- * slot, or all of the host's huge page around it.  Called, and returns, with
- * mmu_lock held for read and under RCU.  Returns 0 or
- *   -EBUSY   lost a race with another thread, look again
- *   -ENOBUFS needs a page table, see topup()
- *   -EAGAIN  is just being changed by the host, or by a zap
- */
-static int populate_region(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-			   gfn_t start, gfn_t end)
+/* A 2MiB region, or the part of it that is asked for, that is looked at. */
+struct region {
+	gfn_t start;
+	gfn_t end;
+	/* What the host has at its start. */
+	struct host_mapping m;
+	/* The level to map at; the range that is mapped by one SPTE of that. */
+	int level;
+	gfn_t first;
+	gfn_t last;
+	/* Pages in p->leaf_sp, which are right until mmu_lock is dropped. */
+	unsigned int filled;
+	/* What came of it: the level of the leaf SPTEs, and the new ones' pages. */
+	int leaf_level;
+	unsigned int installed;
+};
+
+/* Returns -EAGAIN if the host is about to change the region, else 0. */
+static int look_at_host(struct kvm_tdp_populate *p, struct region *r)
 {
-	unsigned int nr = end - start, nr_mapped = 0, installed = 0;
 	const struct kvm_memory_slot *slot = p->slot;
-	int level, mapped_level = PG_LEVEL_4K, r;
-	gfn_t first = start, last = end;
-	struct kvm *kvm = p->kvm;
-	struct tdp_iter iter;
-	bool filled = false;
+	unsigned long flags;
 
-	if (slot->flags & KVM_MEMSLOT_INVALID)
-		return -EAGAIN;
+	local_irq_save(flags);
+	r->m = host_mapping(p->kvm, __gfn_to_hva_memslot(slot, r->start),
+			    r->end - r->start);
+	local_irq_restore(flags);
 
-	level = kvm_slot_dirty_track_enabled(slot) ? PG_LEVEL_4K :
-		kvm_mmu_max_mapping_level(kvm, slot, start, KVM_MAX_HUGEPAGE_LEVEL);
-	if (level > PG_LEVEL_4K) {
-		first = gfn_round_for_level(start, level);
-		last = first + KVM_PAGES_PER_HPAGE(level);
+	r->filled = 0;
+	r->installed = 0;
+	r->leaf_level = PG_LEVEL_4K;
+	r->level = PG_LEVEL_4K;
+	r->first = r->start;
+	r->last = r->end;
+
+	/* Dirty pages are logged, as ever, one by one. */
+	if (r->m.level > PG_LEVEL_4K && !kvm_slot_dirty_track_enabled(slot) &&
+	    (r->m.huge_pte & HOST_PTE_CHECKED & ~(u64)_PAGE_RW) == HOST_PTE_PLAIN)
+		r->level = kvm_mmu_max_slot_level(slot, r->start, r->m.level);
+
+	if (r->level > PG_LEVEL_4K) {
+		r->first = gfn_round_for_level(r->start, r->level);
+		r->last = r->first + KVM_PAGES_PER_HPAGE(r->level);
 	}
 
-	if (is_range_being_invalidated(kvm, first, last))
+	return is_range_being_invalidated(p->kvm, r->first, r->last) ? -EAGAIN : 0;
+}
+
+/* Whether the host has anything to map, at least in parts, in the region. */
+static bool host_has_any(struct kvm_tdp_populate *p, struct region *r)
+{
+	struct host_mapping m = r->m;
+	unsigned long flags;
+
+	if (m.ptep || m.huge_pte || m.nr == r->end - r->start)
+		return m.ptep || m.huge_pte;
+
+	/* The region is not congruent with the host's page tables. */
+	local_irq_save(flags);
+	m = host_mapping(p->kvm, __gfn_to_hva_memslot(p->slot, r->start + m.nr), 1);
+	local_irq_restore(flags);
+
+	return m.ptep || m.huge_pte;
+}
+
+/*
+ * Map what can be mapped of @r by changing the SPTE at the iterator's position
+ * or, if that has a table of 4KiB SPTEs, in there.  Returns
+ *   the number of pages that are mapped, of those up to r->end
+ *   WALK_ON  if they are to be found farther down, maybe just now
+ *   -EBUSY   lost a race with another thread, look again
+ *   -ENOBUFS needs a page table, see topup()
+ *   -EAGAIN  is just being changed by a zap, or by the host
+ */
+#define WALK_ON		INT_MAX
+
+/* Regions, other than new page tables, per acquisition of mmu_lock. */
+#define LOOKS_PER_LOCK	16
+
+static int populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			 struct tdp_iter *iter, struct region *r)
+{
+	const unsigned int nr = r->end - r->start;
+	struct kvm_mmu_page *child = NULL;
+	int ret;
+
+	if (is_frozen_spte(iter->old_spte))
+		return -EAGAIN;
+
+	if (is_shadow_present_pte(iter->old_spte)) {
+		if (is_large_pte(iter->old_spte)) {
+			r->leaf_level = iter->level;
+			return nr;
+		}
+
+		child = spte_to_child_sp(iter->old_spte);
+		if (iter->level > PG_LEVEL_2M &&
+		    (iter->level > r->level || child->nx_huge_page_disallowed))
+			return WALK_ON;
+
+		/* Nothing to fill?  That is quickly told. */
+		if ((r->level == PG_LEVEL_4K || child->nx_huge_page_disallowed) &&
+		    is_table_full(child->spt, r->start, r->end))
+			return nr;
+	}
+
+	/* Don't build page tables above, or for, nothing. */
+	if (!child && !host_has_any(p, r))
+		return 0;
+
+	ret = check_vma(p, __gfn_to_hva_memslot(p->slot, r->first),
+			__gfn_to_hva_memslot(p->slot, r->last - 1) + PAGE_SIZE);
+	if (ret <= 0)
+		return ret;
+
+	/* Don't replace a table that the NX huge page mitigation made. */
+	if (iter->level <= r->level && !(child && child->nx_huge_page_disallowed)) {
+		ret = install_huge(p, root, iter, r->m.huge_pte);
+		if (ret)
+			return ret;
+
+		r->leaf_level = iter->level;
+		r->installed = KVM_PAGES_PER_HPAGE(iter->level);
+		return nr;
+	}
+
+	if (child) {
+		ret = fill_holes(p, root, child->spt, r->start, r->end, &r->installed);
+		if (r->installed)
+			kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r->installed);
+		return ret;
+	}
+
+	p->want_leaf_sp = r->level == PG_LEVEL_4K && !p->leaf_sp;
+	p->want_table_sp = iter->level > PG_LEVEL_2M && !p->table_sp;
+	if (p->want_leaf_sp || p->want_table_sp)
+		return -ENOBUFS;
+
+	if (r->level == PG_LEVEL_4K && !r->filled) {
+		r->filled = fill_new_table(p, root, p->leaf_sp->spt, r->start, r->end);
+		if (!r->filled)
+			return 0;
+	}
+
+	if (iter->level > PG_LEVEL_2M) {
+		memset64(p->table_sp->spt, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE);
+		return link_sp(p, iter, &p->table_sp) ?: WALK_ON;
+	}
+
+	ret = link_sp(p, iter, &p->leaf_sp);
+	if (ret)
+		return ret;
+
+	p->want_leaf_sp = true;
+	kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r->filled);
+	r->installed = r->filled;
+	return r->filled;
+}
+
+/*
+ * Map what is present from @start on, until @end or until enough has been done
+ * for one acquisition of mmu_lock, which is held for read, as is RCU.  Returns
+ * the number of pages that were dealt with or, if there was none, why.
+ */
+static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			   gfn_t start, gfn_t end)
+{
+	struct region r = { .start = INVALID_GPA };
+	unsigned int looks = 0;
+	struct tdp_iter iter;
+	gfn_t gfn = start;
+	u64 absent = 0;
+	int ret = 0;
+
+	if (p->slot->flags & KVM_MEMSLOT_INVALID)
 		return -EAGAIN;
 
 	/* These may change whenever mmu_lock is dropped. */
-	p->template[0] = p->template[1] = 0;
+	p->template[0] = 0;
+	p->template[1] = 0;
 	p->plain_pte = ~0ull;
-	p->tracked = kvm_page_track_write_tracking_enabled(kvm);
+	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
 
-	for_each_tdp_pte_min_level(iter, root, PG_LEVEL_2M, start, start + 1) {
-		struct kvm_mmu_page *child = NULL;
-
-		if (is_frozen_spte(iter.old_spte))
-			return -EAGAIN;
-
-		if (is_shadow_present_pte(iter.old_spte)) {
-			if (is_large_pte(iter.old_spte)) {
-				nr_mapped = nr;
+	for_each_tdp_pte_min_level(iter, root, PG_LEVEL_2M, start, end) {
+		if (r.start != gfn) {
+			r.start = gfn;
+			r.end = min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) +
+					 KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
+			ret = look_at_host(p, &r);
+			if (ret)
 				break;
-			}
-
-			child = spte_to_child_sp(iter.old_spte);
-			if (iter.level > PG_LEVEL_2M &&
-			    (iter.level > level || child->nx_huge_page_disallowed))
-				continue;
-
-			/* Nothing to fill?  That is quickly told. */
-			if (level == PG_LEVEL_4K && is_table_full(child->spt, start, end)) {
-				nr_mapped = nr;
-				break;
-			}
 		}
 
-		r = check_vma(p, __gfn_to_hva_memslot(slot, first),
-			      __gfn_to_hva_memslot(slot, last - 1) + PAGE_SIZE);
-		if (r < 0)
-			return r;
-		if (!r)
+		ret = populate_spte(p, root, &iter, &r);
+		if (ret < 0)
 			break;
-
-		/* Don't replace a table that the NX huge page mitigation made. */
-		if (iter.level <= level && !(child && child->nx_huge_page_disallowed)) {
-			r = install_huge(p, root, &iter);
-			if (r < 0)
-				return r;
-			if (r) {
-				mapped_level = iter.level;
-				nr_mapped = nr;
-				installed = KVM_PAGES_PER_HPAGE(iter.level);
-			}
-			break;
-		}
-
-		if (child) {
-			nr_mapped = fill_holes(p, root, child->spt, start, end, &installed);
-			if (installed)
-				kvm_update_page_stats(kvm, PG_LEVEL_4K, installed);
-			break;
-		}
-
-		/* Don't build page tables above, or for, nothing. */
-		if (!filled && !host_has_any(kvm, __gfn_to_hva_memslot(slot, start), nr))
-			break;
-
-		if ((level == PG_LEVEL_4K && !p->leaf_sp) ||
-		    (iter.level > PG_LEVEL_2M && !p->table_sp))
-			return -ENOBUFS;
-
-		/* What is filled in remains right until mmu_lock is dropped. */
-		if (level == PG_LEVEL_4K && !filled) {
-			installed = fill_new_table(p, root, p->leaf_sp->spt, start, end);
-			if (!installed)
-				break;
-			filled = true;
-		}
-
-		if (iter.level > PG_LEVEL_2M) {
-			memset64(p->table_sp->spt, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE);
-			r = link_sp(p, &iter, &p->table_sp);
-			if (r)
-				return r;
+		if (ret == WALK_ON)
 			continue;
+
+		if (r.leaf_level > PG_LEVEL_2M) {
+			r.end = min(end, iter.gfn + KVM_PAGES_PER_HPAGE(r.leaf_level));
+			ret = r.end - r.start;
 		}
 
-		r = link_sp(p, &iter, &p->leaf_sp);
-		if (r)
-			return r;
+		if (r.installed)
+			atomic64_add(r.leaf_level > PG_LEVEL_4K ? 1 : r.installed,
+				     &p->kvm->stat.tdp_populated[r.leaf_level - 1]);
+		trace_kvm_tdp_populate(p->slot->as_id, r.start, r.leaf_level,
+				       r.end - r.start, ret, r.installed);
 
-		kvm_update_page_stats(kvm, PG_LEVEL_4K, installed);
-		nr_mapped = installed;
-		break;
+		gfn = r.end;
+		absent += r.end - r.start - ret;
+		p->mapped += ret;
+		p->installed += r.installed;
+
+		/*
+		 * The walk goes on behind the SPTE, i.e. passes by regions that
+		 * are not reached by a table yet.
+		 */
+		if (iter.level > PG_LEVEL_2M)
+			break;
+
+		/* A table's worth of 4KiB pages is enough for a waiting writer. */
+		if (++looks == LOOKS_PER_LOCK ||
+		    (r.installed && r.leaf_level == PG_LEVEL_4K))
+			break;
 	}
 
-	if (installed)
-		atomic64_add(mapped_level > PG_LEVEL_4K ? 1 : installed,
-			     &kvm->stat.tdp_populated[mapped_level - 1]);
-	if (nr_mapped != nr)
-		atomic64_add(nr - nr_mapped, &kvm->stat.tdp_populate_absent);
+	if (absent) {
+		p->absent += absent;
+		atomic64_add(absent, &p->kvm->stat.tdp_populate_absent);
+	}
 
-	p->mapped += nr_mapped;
-	p->installed += installed;
-	p->absent += nr - nr_mapped;
-	trace_kvm_tdp_populate(slot->as_id, start, mapped_level, nr, nr_mapped, installed);
-	return 0;
+	return gfn - start ?: ret;
 }
 
 /* The valid root with the wanted role, stable while mmu_lock is held. */
@@ -571,22 +661,28 @@ static struct kvm_mmu_page *find_root(struct kvm *kvm, union kvm_mmu_page_role r
 	return NULL;
 }
 
-/* Get page tables, charged to the VM, while nothing is locked. */
+/* Get the page tables that are wanted, charged to the VM, with nothing locked. */
 static int topup(struct kvm_tdp_populate *p)
 {
-	if (!p->leaf_sp)
+	if (!p->leaf_sp && p->want_leaf_sp)
 		p->leaf_sp = tdp_mmu_alloc_sp_for_split();
-	if (!p->table_sp)
+	if (!p->table_sp && p->want_table_sp)
 		p->table_sp = tdp_mmu_alloc_sp_for_split();
 
-	return p->leaf_sp && p->table_sp ? 0 : -ENOMEM;
+	if ((p->want_leaf_sp && !p->leaf_sp) || (p->want_table_sp && !p->table_sp))
+		return -ENOMEM;
+
+	p->want_leaf_sp = false;
+	p->want_table_sp = false;
+	return 0;
 }
 
 /*
- * Map what the host has present of [@start, @end), up to the end of the 2MiB
- * region that @start is in.  The range must be within p->slot.
+ * Map what the host has present from @start on, up to @end at the most.  The
+ * range must be within p->slot.
  *
- * Returns the number of 4KiB pages that were dealt with, or
+ * Returns the number of 4KiB pages that were dealt with, not less than those up
+ * to the end of the 2MiB region that @start is in, or
  *   -EAGAIN the memslot or its mapping is just being changed, try later
  *   -ENOMEM no memory for page tables
  */
@@ -594,38 +690,33 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 {
 	struct kvm *kvm = p->kvm;
 	struct kvm_mmu_page *root;
-	int r;
+	long r;
 
 	lockdep_assert_held(&kvm->srcu);
 
-	end = min(end, gfn_round_for_level(start, PG_LEVEL_2M) +
-		       KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
-
-	if (p->took_sp && topup(p))
-		return -ENOMEM;
-	p->took_sp = false;
-
 	do {
+		/* If the previous region took a page table, so will this. */
+		if (topup(p))
+			return -ENOMEM;
+
 		/*
-		 * One region per acquisition: a writer never waits for longer,
-		 * and the root, gone invalid meanwhile, is looked up anew.
+		 * A writer waits for one acquisition at most.  The root, which
+		 * may have gone invalid meanwhile, is looked up for each.
 		 */
 		read_lock(&kvm->mmu_lock);
 		rcu_read_lock();
 
 		root = find_root(kvm, p->role);
-		r = root ? populate_region(p, root, start, end) : -ENOENT;
+		r = root ? populate_range(p, root, start, end) : -ENOENT;
 
 		rcu_read_unlock();
 		read_unlock(&kvm->mmu_lock);
 
-		if (r == -ENOBUFS)
-			r = topup(p) ?: -EBUSY;
-		else if (r == -ENOENT)
-			r = kvm_tdp_mmu_create_root(kvm, p->role) ?: -EBUSY;
-	} while (r == -EBUSY);
+		if (r == -ENOENT && kvm_tdp_mmu_create_root(kvm, p->role))
+			return -ENOMEM;
+	} while (r == -EBUSY || r == -ENOBUFS || r == -ENOENT);
 
-	return r ?: end - start;
+	return r;
 }
 
 void kvm_tdp_populate_end(struct kvm_tdp_populate *p)

@@ -8,8 +8,8 @@
 
 /*
  * State of a walk that maps what the host has present into one TDP root.  Zero
- * it, set the first three fields, call kvm_tdp_populate() region by region and
- * kvm_tdp_populate_end() when done.
+ * it, set the first three fields, call kvm_tdp_populate() until the range is
+ * dealt with and kvm_tdp_populate_end() when done.
  */
 struct kvm_tdp_populate {
 	struct kvm *kvm;
@@ -26,10 +26,10 @@ struct kvm_tdp_populate {
 	/* Page tables not linked yet: one to be filled with leafs, one empty. */
 	struct kvm_mmu_page *leaf_sp;
 	struct kvm_mmu_page *table_sp;
-	/* True if the previous region took a page table: get one beforehand. */
-	bool took_sp;
+	bool want_leaf_sp;
+	bool want_table_sp;
 
-	/* The VMA that was found usable, as of kvm->mmu_invalidate_seq. */
+	/* The range of VMAs found usable, as of kvm->mmu_invalidate_seq. */
 	unsigned long vma_start;
 	unsigned long vma_end;
 	unsigned long vma_seq;
