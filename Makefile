@@ -2,13 +2,13 @@
 
 lab = build/venv/bin/python -m lab
 
-export KVER CMD
+export KVER CMD TESTS
 
 run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
 	$(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(BACKEND),--backend $(BACKEND))
 
-.PHONY: help setup tree series refresh modules selftests lab lint clean
+.PHONY: help setup tree series refresh modules selftests check test lab lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -33,6 +33,12 @@ modules: build/.setup ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock he
 
 selftests: build/.setup ## build KVM's selftests, static, into build/selftests
 	@$(lab) selftests
+
+check: build/.setup ## run the series' tests on NPT, global_tdp=1; two minutes [TESTS='global_tdp_api_test ...']
+	@$(lab) check --tests "$$TESTS"
+
+test: build/.setup ## run every test: the series' on NPT and EPT, the kernel's own against stock modules
+	@$(lab) test --tests "$$TESTS"
 
 lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK TIMEOUT BACKEND]
 	@$(lab) run $(run_options) -- "$$CMD"

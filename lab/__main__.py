@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from lab import bochs, boot, lint, modules, paths, refresh, selftests, series, tree
 from lab.error import LabError
+from lab.suite import cli as suite
 
 Command = Callable[[argparse.Namespace], int | None]
 
@@ -89,6 +90,8 @@ def parser() -> argparse.ArgumentParser:
     add("modules", _modules, "build the KVM modules into build/modules")
     add("selftests", _selftests, "build KVM's selftests into build/selftests")
     add("clean", _clean, "remove build/, unless it holds edits")
+    suite.configure(add("test", suite.run, "run all tests: the series' and the kernel's own"))
+    suite.configure_check(add("check", suite.check, "run the series' tests on NPT"))
     add("lint", _lint, "look through the lab with ruff, the series with checkpatch")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top

@@ -1,0 +1,166 @@
+"""make test and make check: build, run, show."""
+
+import argparse
+import subprocess
+import sys
+import time
+import unittest
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from io import StringIO
+
+from lab import modules, selftests
+from lab.error import LabError
+from lab.paths import ROOT, VENV_BIN
+from lab.shell import console
+from lab.suite import compare, machine, report, tests
+from lab.suite.machine import Report
+from lab.suite.outcome import Outcome, State
+from lab.suite.report import Part
+from lab.suite.tests import Test
+
+PARTS = ("lint", "unit", "npt", "ept", "stock")
+OFF, ON = "global_tdp=0", "global_tdp=1"
+
+_EPT_SECONDS = 1500
+_EPT_TIMEOUT = 600
+
+Step = Callable[[Part], None]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the whole suite."""
+    parser.add_argument(
+        "--only",
+        choices=PARTS,
+        action="append",
+        metavar="PART",
+        help=f"leave out other parts than this one: {', '.join(PARTS)}",
+    )
+    parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
+    parser.add_argument("--no-build", action="store_true", help="take what is built")
+
+
+def configure_check(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the inner loop."""
+    parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the suite; 1 if anything failed."""
+    wanted = args.tests.split()
+    steps: dict[str, list[tuple[str, Step]]] = {
+        "lint": [("lint", _lint)],
+        "unit": [("unit tests of the lab", _unit)],
+        "npt": [(f"series' tests, NPT, {on}", _npt(on, wanted)) for on in (OFF, ON)],
+        "ept": [(f"series' tests, EPT, {ON} (seconds of the guest)", _ept(ON, wanted))],
+        "stock": [("kernel's own tests", _stock)],
+    }
+    chosen = [step for name in PARTS if name in (args.only or PARTS) for step in steps[name]]
+    return _run(chosen, build=not args.no_build)
+
+
+def check(args: argparse.Namespace) -> int:
+    """Run the series' tests on NPT with Global TDP on; 1 if any failed."""
+    return _run([(f"series' tests, NPT, {ON}", _npt(ON, args.tests.split()))], build=True)
+
+
+def _run(steps: Sequence[tuple[str, Step]], *, build: bool) -> int:
+    parts = []
+    with _part("build", parts) as part:
+        if build:
+            modules.build()
+            selftests.build()
+    if not part.outcomes:
+        parts.clear()
+        for title, step in steps:
+            with _part(title, parts) as part:
+                step(part)
+    return report.show(parts)
+
+
+@contextmanager
+def _part(title: str, parts: list[Part]) -> Iterator[Part]:
+    """Do a part; whatever keeps it from being done is a failure of it."""
+    part = Part(title)
+    parts.append(part)
+    console.print(f"[bold]{title}[/]")
+    began = time.monotonic()
+    try:
+        yield part
+    except LabError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        part.outcomes.append(Outcome(f"{title}: done", State.FAILED, reason=str(error)))
+    part.seconds = time.monotonic() - began
+
+
+def _lint(part: Part) -> None:
+    command = [VENV_BIN / "ruff", "check", "--no-cache", "lab", "tests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    state = State.FAILED if done.returncode else State.PASSED
+    part.outcomes.append(Outcome("ruff check", state, output=done.stdout + done.stderr))
+
+
+def _unit(part: Part) -> None:
+    suite = unittest.defaultTestLoader.discover(str(ROOT / "tests"), top_level_dir=str(ROOT))
+    result = unittest.TextTestRunner(stream=StringIO(), resultclass=_Recorder).run(suite)
+    assert isinstance(result, _Recorder)
+    part.outcomes += result.outcomes
+
+
+class _Recorder(unittest.TextTestResult):
+    """Keeps what came of each unit test."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)
+        self.outcomes: list[Outcome] = []
+
+    def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
+        """Note what is known of the test by now."""
+        super().stopTest(test)
+        wrong = [text for failed, text in (*self.failures, *self.errors) if failed is test]
+        state = State.FAILED if wrong else State.PASSED
+        name = test.id().removeprefix("tests.")
+        self.outcomes.append(Outcome(name, state, output="\n".join(wrong)))
+
+
+def _npt(params: str, wanted: Sequence[str]) -> Step:
+    def step(part: Part) -> None:
+        done = machine.on_npt(f"npt {params}", tests.ours(wanted), params)
+        part.outcomes += [*done.outcomes.values(), *done.splats]
+
+    return step
+
+
+def _ept(params: str, wanted: Sequence[str]) -> Step:
+    def step(part: Part) -> None:
+        chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in tests.ours(wanted)]
+        done = machine.on_ept(chosen, params, _EPT_SECONDS)
+        part.outcomes += done.outcomes.values()
+
+    return step
+
+
+def _stock(part: Part) -> None:
+    chosen = tests.stock()
+    run = [test for test in chosen if not test.left_out]
+    on_stock = _config("stock", "", stock=True)
+    stock = on_stock(run, 0)
+    for params in (OFF, ON):
+        on_ours = _config(f"ours {params}", params)
+        ours = on_ours(run, 0)
+        verdicts, unclear = compare.compare(chosen, stock, ours)
+        if unclear:
+            verdicts += compare.repeat(unclear, stock, ours, on_stock, on_ours)
+        verdicts += compare.complaints(stock, ours)
+        part.outcomes += [replace(each, name=f"{each.name}  [{params}]") for each in verdicts]
+
+
+def _config(label: str, params: str, *, stock: bool = False) -> compare.Runner:
+    def runner(chosen: Sequence[Test], number: int) -> Report:
+        name = f"{label}, again {number}" if number else label
+        console.print(f"kernel's own tests, {name}: {len(chosen)}")
+        return machine.on_npt(f"own {name}", chosen, params, stock=stock)
+
+    return runner

@@ -1,0 +1,147 @@
+"""Run tests in a lab machine, on NPT or EPT, and return what came of each."""
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab import bochs, boot
+from lab.error import LabError
+from lab.paths import BUILD, ROOT, SELFTESTS, VENV_BIN
+from lab.suite.inside import MARK
+from lab.suite.outcome import Outcome, State, judge
+from lab.suite.tests import Test
+
+DIRECTORY = BUILD / "test"
+
+_BOOT_SECONDS = 120
+_LONGEST = 1200
+_BOOTS = 3
+_KILLED = (128 + 9, 128 + 15)
+_TOOK = re.compile(r"^lab: took (\d+)\n", re.M)
+_SPLAT_HEAD = re.compile(r"^(?:<\d+>)?\[ *\d+\.\d+\]\s*(?:\[[ TC]\d+\]\s*)?")
+_VARYING = re.compile(r"CPU: \d+|PID: \d+|0x[0-9a-f]+|\b[0-9a-f]{16}\b|/\d+")
+
+
+@dataclass
+class Report:
+    """Of one configuration: what came of its tests, what its kernel complained about."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    splats: list[Outcome] = field(default_factory=list)
+
+
+def signature(splat: str) -> str:
+    """Return the head of a complaint without what differs from run to run."""
+    head = _SPLAT_HEAD.sub("", splat.strip().splitlines()[0])
+    return _VARYING.sub("", head).strip()
+
+
+def on_npt(
+    label: str, tests: Sequence[Test], params: str = "", *, stock: bool = False
+) -> Report:
+    """Run the tests in one boot; a machine that dies of one is booted again for the rest."""
+    report = Report()
+    left = list(tests)
+    for attempt in range(_BOOTS):
+        if not left:
+            break
+        name = f"{label}, boot {attempt + 1}" if attempt else label
+        _boot(name, left, params, stock, report)
+        left = [test for test in left if test.name not in report.outcomes]
+    for test in left:
+        reason = f"not run: the machine died {_BOOTS} times"
+        report.outcomes[test.name] = Outcome(test.name, State.FAILED, reason=reason)
+    return report
+
+
+def _boot(name: str, tests: list[Test], params: str, stock: bool, report: Report) -> None:
+    directory = DIRECTORY / re.sub(r"\W+", "-", name)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    plan = [
+        {"number": number, "name": test.name, "argv": test.argv, "timeout": test.timeout}
+        for number, test in enumerate(tests)
+    ]
+    (directory / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
+    command = (VENV_BIN / "python", "-B", "-m", "lab.suite.inside", directory)
+    limit = _BOOT_SECONDS + min(_LONGEST, sum(test.timeout for test in tests))
+    died = ""
+    try:
+        result = boot.run(
+            shlex.join(map(str, command)), params=params, stock=stock, timeout=limit
+        )
+    except LabError as error:
+        died = str(error).replace(f"{ROOT}/", "")
+        if not any(directory.glob("*.txt")):
+            raise
+    else:
+        if result.status == boot.TIMED_OUT:
+            died = f"the machine did not end within {limit:.0f} s"
+        console = (result.directory / "console").read_text(errors="replace")
+        report.splats += [_complaint(text, console) for text in result.splats]
+    _collect(directory, tests, died, report)
+
+
+def _collect(directory: Path, tests: list[Test], died: str, report: Report) -> None:
+    results = directory / "results.jsonl"
+    lines = results.read_text().splitlines() if results.exists() else []
+    ended = {line["number"]: line for line in map(json.loads, lines)}
+    for number, test in enumerate(tests):
+        printed = directory / f"{number}.txt"
+        output = printed.read_text(errors="replace") if printed.exists() else ""
+        if line := ended.get(number):
+            outcome = judge(test.name, line["status"], line["seconds"], output)
+        elif printed.exists():
+            outcome = Outcome(test.name, State.FAILED, reason=died, output=output)
+        else:
+            continue
+        report.outcomes[test.name] = outcome
+
+
+def _complaint(text: str, console: str) -> Outcome:
+    """Return a complaint of the kernel as a failed test, with the test it came up in."""
+    before, _, _ = console.partition(text.splitlines()[0])
+    _, found, rest = before.rpartition(MARK)
+    during = f" during {rest.splitlines()[0].strip()}" if found else ""
+    name = f"kernel log ({signature(text)})"
+    return Outcome(name, State.FAILED, reason=f"the kernel complained{during}", output=text)
+
+
+def on_ept(tests: Sequence[Test], params: str, timeout: float) -> Report:
+    """Run the tests on Bochs, `timeout` seconds for all; times are those of the guest."""
+    commands = [_timed(test) for test in tests]
+    programs = [Path(word) for test in tests for word in test.argv if _is_program(word)]
+    report = Report()
+    results = bochs.run(commands, programs, params, timeout=timeout)
+    for test, result in zip(tests, results, strict=True):
+        took = _TOOK.search(result.output)
+        seconds = float(took[1]) if took else test.timeout
+        status = None if result.status in (*_KILLED, boot.TIMED_OUT) else result.status
+        outcome = judge(test.name, status, seconds, _TOOK.sub("", result.output))
+        if status is None and not took:
+            reason = f"not ended when the {timeout:.0f} s of the machine were up"
+            outcome = Outcome(test.name, State.FAILED, reason=reason, output=result.output)
+        elif result.status == boot.COMPLAINED:
+            reason = "passed, but the kernel complained"
+            outcome = Outcome(test.name, State.FAILED, seconds, reason, result.output)
+        report.outcomes[test.name] = outcome
+    return report
+
+
+def _is_program(word: str) -> bool:
+    return Path(word).is_relative_to(SELFTESTS)
+
+
+def _timed(test: Test) -> str:
+    argv = shlex.join(
+        str(Path(word).relative_to(ROOT)) if _is_program(word) else word for word in test.argv
+    )
+    return (
+        f"echo '{MARK}{test.name}' >/dev/kmsg; begun=$(cut -d. -f1 /proc/uptime)\n"
+        f"timeout -s KILL {test.timeout:.0f} {argv}; status=$?\n"
+        'echo "lab: took $(($(cut -d. -f1 /proc/uptime) - begun))"; exit $status'
+    )

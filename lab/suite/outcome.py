@@ -1,0 +1,61 @@
+"""What came of a test in one machine, and how a program's own words tell it."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+SKIPPED = 4
+"""Status of a kselftest that cannot be run here."""
+
+_SKIP = re.compile(r"# SKIP[\s:-]*(.*)|(?:^|\s)SKIP[:\s-]+(.+)", re.M)
+_SKIPPED_PART = re.compile(r"^ok \d+ #? ?SKIP[\s:-]*(.*)|^ok \d+ (.*?) # SKIP", re.M)
+_TAIL = 12
+
+
+class State(StrEnum):
+    """How a test ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one run of one test; `reason` says why it did not pass, or not wholly."""
+
+    name: str
+    state: State
+    seconds: float = 0
+    reason: str = ""
+    output: str = ""
+
+    @property
+    def tail(self) -> str:
+        """The last lines it printed."""
+        return "\n".join(self.output.rstrip().splitlines()[-_TAIL:])
+
+
+def judge(name: str, status: int | None, seconds: float, output: str) -> Outcome:
+    """Return the outcome of a test that ended with `status`; None: it did not end."""
+    state, reason = State.FAILED, ""
+    if status is None:
+        reason = f"did not end within {seconds:.0f} s"
+    elif status == SKIPPED:
+        state, reason = State.SKIPPED, _skip_reason(output)
+    elif status:
+        reason = f"status {status}" if status > 0 else f"signal {-status}"
+    else:
+        state, reason = State.PASSED, _parts_skipped(output)
+    return Outcome(name, state, seconds, reason, output)
+
+
+def _skip_reason(output: str) -> str:
+    reasons = [(found[1] or found[2] or "").strip() for found in _SKIP.finditer(output)]
+    lines = output.strip().splitlines()
+    return next(filter(None, reversed(reasons)), lines[-1] if lines else "gave no reason")
+
+
+def _parts_skipped(output: str) -> str:
+    parts = [found[1] or found[2] for found in _SKIPPED_PART.finditer(output)]
+    return f"but {len(parts)} of its parts skipped: {', '.join(parts)}" if parts else ""

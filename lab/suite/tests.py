@@ -1,0 +1,98 @@
+"""What is run, with which arguments, and what is left out and why."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lab import selftests
+from lab.error import LabError
+from lab.paths import SELFTESTS
+
+TIMEOUT = 120
+_LONG = 180
+_OURS = "x86_64/global_tdp_"
+
+_PERF = ("-b", "16M", "-v", "2")
+_ARGUMENTS: dict[str, list[tuple[str, ...]]] = {
+    "access_tracking_perf_test": [_PERF],
+    "demand_paging_test": [_PERF, (*_PERF, "-u", "MINOR", "-s", "shmem")],
+    "dirty_log_perf_test": [(*_PERF, "-i", "2")],
+    "dirty_log_test": [("-M", mode) for mode in ("dirty-log", "clear-log", "dirty-ring")],
+    "kvm_page_table_test": [("-b", "64M", "-v", "2")],
+    "max_guest_memory_test": [("-c", "2", "-m", "2", "-s", "1")],
+    "memslot_modification_stress_test": [("-i", "20")],
+    "memslot_perf_test": [("-l", "1", "-s", "64")],
+    "x86_64/dirty_log_page_splitting_test": [("-b", "64M")],
+}
+"""Sizes for an emulated CPU; every element is a run of its own. Others run bare."""
+
+_SCRIPTS = {"x86_64/nx_huge_pages_test": "x86_64/nx_huge_pages_test.sh"}
+"""Programs that want the shell script beside them to be run."""
+
+_LEFT_OUT = {
+    "hardware_disable_test": "left out: does not end within 120 s on an emulated CPU",
+    "rseq_test": "left out: does not end within 120 s on an emulated CPU",
+}
+
+_EMULATION = dict.fromkeys(
+    (
+        "debug_regs",
+        "monitor_mwait_test",
+        "nested_exceptions_test",
+        "svm_nested_soft_inject_test",
+    ),
+    "the emulated CPU is not like a real one",
+)
+"""Tests that fail on stock modules, and why: not worth repeating."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """A run of a program of build/selftests."""
+
+    name: str
+    argv: tuple[str, ...]
+    timeout: float = TIMEOUT
+    left_out: str = ""
+    """Why it is not run, if so."""
+    known_to_fail: str = ""
+    """Why it fails on stock modules, if it does."""
+
+
+def ours(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series, or those of them that are `wanted` by name."""
+    built = [name for name in _programs() if name.startswith(_OURS) and name.endswith("_test")]
+    tests = [_test(name) for name in built]
+    if not tests:
+        raise LabError("build/selftests has no global_tdp_*_test: is one in the series?")
+    known = {test.name for test in tests}
+    if unknown := set(wanted) - known:
+        raise LabError(f"no test {', '.join(sorted(unknown))}; there are {' '.join(known)}")
+    return [test for test in tests if not wanted or test.name in wanted]
+
+
+def stock() -> list[Test]:
+    """Return the tests the kernel already has."""
+    return list(_stock(name for name in _programs() if not name.startswith(_OURS)))
+
+
+def _programs() -> list[str]:
+    return [name for name in selftests.programs() if os.access(SELFTESTS / name, os.X_OK)]
+
+
+def _stock(names: Iterable[str]) -> Iterable[Test]:
+    for name in names:
+        for args in _ARGUMENTS.get(name, [()]):
+            yield _test(name, *args)
+
+
+def _test(program: str, *args: str) -> Test:
+    path = SELFTESTS / _SCRIPTS.get(program, program)
+    name = program.removeprefix("x86_64/")
+    return Test(
+        name=" ".join((name, *args)),
+        argv=(*(("bash",) if path.suffix == ".sh" else ()), str(path), *args),
+        timeout=_LONG if program in _ARGUMENTS else TIMEOUT,
+        left_out=_LEFT_OUT.get(name, ""),
+        known_to_fail=_EMULATION.get(name, ""),
+    )

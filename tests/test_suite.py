@@ -1,0 +1,130 @@
+"""The suite must not call a failure a success: unit tests of its judgement."""
+
+import io
+import unittest
+from collections import Counter
+from contextlib import redirect_stdout
+
+from lab.suite import compare, machine, report
+from lab.suite.machine import Report
+from lab.suite.outcome import Outcome, State, judge
+from lab.suite.report import Part
+from lab.suite.tests import Test
+
+PASSED, FAILED, SKIPPED = State
+TEST = Test("some_test", ("some_test",))
+
+
+def outcome(state: State) -> Outcome:
+    """Return an outcome of TEST."""
+    return Outcome(TEST.name, state)
+
+
+def reports(*states: State) -> list[Report]:
+    """Return reports of TEST alone."""
+    return [Report({TEST.name: outcome(state)}) for state in states]
+
+
+class Judge(unittest.TestCase):
+    """Of the status and the words of a program."""
+
+    def test_status(self) -> None:
+        for status, state in ((0, PASSED), (4, SKIPPED), (1, FAILED), (254, FAILED)):
+            self.assertIs(judge("t", status, 1, "").state, state)
+
+    def test_signal_and_timeout_fail(self) -> None:
+        self.assertIs(judge("t", -11, 1, "").state, FAILED)
+        self.assertIs(judge("t", None, 120, "ok 1 all\n").state, FAILED)
+
+    def test_reason_of_a_skip(self) -> None:
+        text = "1..0 # SKIP - Requirement not met: kvm_cpu_has(X86_FEATURE_VMX)\n"
+        self.assertIn("FEATURE_VMX", judge("t", 4, 1, text).reason)
+        self.assertEqual(judge("t", 4, 1, "\nno such CPU\n").reason, "no such CPU")
+        self.assertTrue(judge("t", 4, 1, "").reason)
+
+    def test_skipped_parts_are_told(self) -> None:
+        text = "ok 1 anon\nok 2 # SKIP hugetlb\n"
+        self.assertIn("hugetlb", judge("t", 0, 1, text).reason)
+
+
+class Compare(unittest.TestCase):
+    """With stock modules."""
+
+    def verdict(self, stock: State, ours: State, test: Test = TEST) -> State | None:
+        clear, unclear = compare.compare([test], *reports(stock, ours))
+        self.assertEqual(len(clear) + len(unclear), 1)
+        return clear[0].state if clear else None
+
+    def test_clear(self) -> None:
+        self.assertIs(self.verdict(PASSED, PASSED), PASSED)
+        self.assertIs(self.verdict(FAILED, PASSED), PASSED)
+        self.assertIs(self.verdict(SKIPPED, SKIPPED), SKIPPED)
+
+    def test_to_be_repeated(self) -> None:
+        for states in (
+            (PASSED, FAILED),
+            (PASSED, SKIPPED),
+            (SKIPPED, FAILED),
+            (FAILED, FAILED),
+        ):
+            self.assertIsNone(self.verdict(*states))
+
+    def test_known_to_fail(self) -> None:
+        known = Test(TEST.name, (), known_to_fail="the CPU")
+        self.assertIs(self.verdict(FAILED, FAILED, known), SKIPPED)
+        self.assertIsNone(self.verdict(PASSED, FAILED, known))
+
+    def test_left_out_is_skipped(self) -> None:
+        self.assertIs(self.verdict(PASSED, PASSED, Test("t", (), left_out="slow")), SKIPPED)
+
+    def test_repeated(self) -> None:
+        for ours, stock, state in (
+            ((FAILED, FAILED, FAILED), (PASSED, PASSED, PASSED), FAILED),
+            ((FAILED, FAILED, FAILED), (PASSED, FAILED, FAILED), FAILED),
+            ((FAILED, FAILED, PASSED), (PASSED, PASSED, PASSED), FAILED),
+            ((FAILED, FAILED, PASSED), (PASSED, FAILED, PASSED), PASSED),
+            ((FAILED, PASSED, PASSED), (PASSED, PASSED, PASSED), PASSED),
+            ((FAILED, FAILED, FAILED), (FAILED, FAILED, FAILED), SKIPPED),
+            ((FAILED, FAILED, FAILED), (SKIPPED, SKIPPED, SKIPPED), FAILED),
+            ((SKIPPED, SKIPPED, SKIPPED), (PASSED, PASSED, PASSED), FAILED),
+        ):
+            runs = (list(map(outcome, states)) for states in (ours, stock))
+            verdict = compare.settle(*runs)
+            self.assertIs(verdict.state, state, (ours, stock))
+            self.assertIn(" of 3", verdict.reason)
+
+    def test_only_new_complaints_count(self) -> None:
+        old = "[   12.5] WARNING: CPU: 1 PID: 77 at arch/x86/kvm/x86.c:99 f+0x1/0x2 [kvm]\n"
+        same = old.replace("12.5", "8.1").replace("CPU: 1 PID: 77", "CPU: 0 PID: 5")
+        new = old.replace("x86.c:99", "x86.c:100")
+        self.assertEqual(machine.signature(old), machine.signature(same))
+        stock, ours = (
+            Report(splats=[Outcome("kernel log", FAILED, output=text) for text in texts])
+            for texts in ([old], [same, new])
+        )
+        self.assertEqual([found.output for found in compare.complaints(stock, ours)], [new])
+
+
+class Show(unittest.TestCase):
+    """The last line and the status of the command."""
+
+    def shown(self, *states: State) -> tuple[int, list[str]]:
+        with redirect_stdout(io.StringIO()) as out:
+            status = report.show([Part("part", [outcome(state) for state in states])])
+        return status, out.getvalue().splitlines()
+
+    def test_last_line(self) -> None:
+        status, lines = self.shown(PASSED, PASSED, SKIPPED)
+        self.assertEqual((status, lines[-1]), (0, "2 passed, 0 failed, 1 skipped"))
+        self.assertEqual(lines.count(lines[-1]), 1)
+
+    def test_a_failure_shows_in_the_status(self) -> None:
+        status, lines = self.shown(PASSED, FAILED)
+        self.assertEqual((status, lines[-1]), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_nothing_passed_is_no_success(self) -> None:
+        self.assertEqual(self.shown(SKIPPED)[0], 1)
+        self.assertEqual(self.shown()[0], 1)
+
+    def test_states_in_order(self) -> None:
+        self.assertEqual(report.last_line(Counter()), "0 passed, 0 failed, 0 skipped")
