@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
-from lab import bochs, boot, lint, modules, paths, refresh, selftests, series, tree
+from lab import bench, bochs, boot, lint, modules, paths, refresh, selftests, series, tree
 from lab.error import LabError
 from lab.suite import cli as suite
 
@@ -92,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
     add("clean", _clean, "remove build/, unless it holds edits")
     suite.configure(add("test", suite.run, "run all tests: the series' and the kernel's own"))
     suite.configure_check(add("check", suite.check, "run the series' tests on NPT"))
+    bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
     add("lint", _lint, "look through the lab with ruff, the series with checkpatch")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top

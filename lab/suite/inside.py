@@ -7,8 +7,8 @@ what it printed (NUMBER.txt) and a line of results.jsonl once it has ended. A li
 is missing there, of a test that has an output, tells of a machine that died of it.
 
 A VM is held all the time. The first one there is, and the last one to go, have the kernel
-patch its own scheduler (preempt_notifier_key), and QEMU now and then runs the breakpoint
-of that after it is gone: "Oops: int3" in __schedule(), on stock modules too.
+patch its own scheduler (preempt_notifier_key). Under QEMU's emulation that has been seen
+to end in "Oops: int3" in __schedule(), where the breakpoint was gone already.
 """
 
 import fcntl

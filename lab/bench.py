@@ -1,0 +1,203 @@
+"""make bench: what it costs to map a page, on stock modules and on ours, side by side.
+
+One boot of an emulated CPU under -icount, where a nanosecond is an instruction: the
+benchmark runs on the distribution's modules, on ours, and once more on both, so that a
+drift of the machine would show. global_tdp is off; the cases turn on what they measure.
+"""
+
+import argparse
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lab import boot, debian, modules, params, selftests
+from lab.error import LabError
+from lab.paths import BUILD, ROOT, SELFTESTS
+from lab.shell import console
+
+DIRECTORY = BUILD / "bench"
+PROGRAM = SELFTESTS / "x86_64" / "global_tdp_bench"
+
+BACKINGS = {"4k": "4 KiB", "thp": "THP"}
+ROUNDS = 2
+_WIDTH = 110
+
+NOTE = """\
+Instructions executed per 4 KiB page, counted by the emulator (-icount). VM entry and exit
+count as one instruction each there and cost over a thousand cycles on silicon: this
+understates what an avoided exit is worth."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row: a case of the program, on whose modules, and what it is to reach."""
+
+    name: str
+    label: str
+    stock: bool = False
+    at_most: tuple[float | None, float | None] = (None, None)
+    """Instructions a page with 4 KiB pages, and with THP."""
+    faults_at_most: int | None = None
+    over_stock: float | None = None
+    """Per cent over the same case on stock modules."""
+
+
+CASES = (
+    Case("touch", "first touch, stock modules", stock=True),
+    Case("prefault", "KVM_PRE_FAULT_MEMORY, stock modules", stock=True),
+    Case("touch", "first touch, feature off", over_stock=0.5),
+    Case("prefault", "KVM_PRE_FAULT_MEMORY, feature off", over_stock=0.5),
+    Case("fault_around", "first touch, fault-around", at_most=(40, None)),
+    Case("populate", "KVM_POPULATE_MEMORY", at_most=(24, 2)),
+    Case("populate_touch", "KVM_POPULATE_MEMORY, then touch", faults_at_most=1),
+    Case("populate_again", "KVM_POPULATE_MEMORY of what is mapped", at_most=(11, 11)),
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one case on one backing came to."""
+
+    modules: str
+    case: str
+    backing: str
+    ns_per_page: float
+    faults: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure beside its target; `met` is None where there is none."""
+
+    figure: Figure
+    target: str = ""
+    met: bool | None = None
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--mib", type=int, default=64, help="of guest memory")
+    parser.add_argument("--no-build", action="store_true", help="take what is built")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds, with the boot")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and show; a missed target is shown, but is no failure of the run."""
+    if not args.no_build:
+        modules.build()
+        selftests.build()
+    if not PROGRAM.exists():
+        raise LabError(f"{PROGRAM.relative_to(ROOT)} is not there: is it in the series?")
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for old in DIRECTORY.glob("*.txt"):
+        old.unlink()
+    console.print("Counting instructions: stock modules, then ours; some minutes")
+    result = boot.run(_script(args.mib), icount=True, stock=True, timeout=args.timeout)
+    if result.status:
+        raise LabError(f"the benchmark ended with status {result.status}; see its output above")
+    figures = list(best(_read()))
+    cells = judge(figures)
+    _show(cells)
+    saved = DIRECTORY / "bench.json"
+    content = {"mib": args.mib, "kernel": debian.kernel().release, "note": NOTE}
+    content["figures"] = [asdict(figure) for figure in figures]
+    saved.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"saved: {saved.relative_to(ROOT)}")
+    return 0
+
+
+def _script(mib: int) -> str:
+    """Return what the machine runs, which comes up with stock modules."""
+    lines = ["set -e"]
+    for number in range(1, ROUNDS + 1):
+        for stock in (True, False):
+            files = [
+                params.module(debian.kernel(), owner, stock=stock) for owner in params.OWNERS
+            ]
+            lines += ["rmmod kvm_amd kvm"]
+            lines += [f"insmod {shlex.quote(str(file))}" for file in files[:2]]
+            log = shlex.quote(str(DIRECTORY / f"{'stock' if stock else 'ours'}.{number}.txt"))
+            lines += [f"{shlex.quote(str(PROGRAM))} -m {mib} 2>&1 | tee {log}"]
+    return "set -o pipefail\n" + "\n".join(lines)
+
+
+def _read() -> Iterator[Figure]:
+    for path in sorted(DIRECTORY.glob("*.txt")):
+        yield from parse(path.name.partition(".")[0], path.read_text())
+
+
+def parse(whose: str, text: str) -> Iterator[Figure]:
+    """Return the figures in the output of the program."""
+    for line in text.splitlines():
+        if line.startswith("{"):
+            got = json.loads(line)
+            yield Figure(whose, got["case"], got["backing"], got["ns_per_page"], got["faults"])
+
+
+def best(figures: Iterable[Figure]) -> Iterable[Figure]:
+    """Return the lowest figure of all rounds for each case."""
+    lowest: dict[tuple[str, str, str], Figure] = {}
+    for figure in figures:
+        key = (figure.modules, figure.case, figure.backing)
+        if key not in lowest or figure.ns_per_page < lowest[key].ns_per_page:
+            lowest[key] = figure
+    return lowest.values()
+
+
+def judge(figures: Sequence[Figure]) -> list[tuple[Case, dict[str, Cell]]]:
+    """Return each row with a cell for each backing; LabError if a figure is missing."""
+    known = {(figure.modules, figure.case, figure.backing): figure for figure in figures}
+    backings = [backing for backing in BACKINGS if any(f.backing == backing for f in figures)]
+    rows = []
+    for case in CASES:
+        cells = {}
+        for backing in backings:
+            figure = known.get(("stock" if case.stock else "ours", case.name, backing))
+            if not figure:
+                raise LabError(f"the benchmark has no figure for {case.name}, {backing}")
+            cells[backing] = _cell(case, figure, known.get(("stock", case.name, backing)))
+        rows.append((case, cells))
+    if not backings:
+        raise LabError("the benchmark printed no figures")
+    return rows
+
+
+def _cell(case: Case, figure: Figure, stock: Figure | None) -> Cell:
+    limit = case.at_most[list(BACKINGS).index(figure.backing)]
+    if limit is not None:
+        return Cell(figure, f"≤ {limit:g}", figure.ns_per_page <= limit)
+    if case.faults_at_most is not None:
+        target = f"≤ {case.faults_at_most} fault"
+        return Cell(figure, target, figure.faults <= case.faults_at_most)
+    if case.over_stock is not None and stock:
+        over = (figure.ns_per_page / stock.ns_per_page - 1) * 100
+        target = f"stock {over:+.2f} %, ≤ {case.over_stock} %"
+        return Cell(figure, target, over <= case.over_stock)
+    return Cell(figure)
+
+
+def _show(rows: Sequence[tuple[Case, dict[str, Cell]]]) -> None:
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out = Console(highlight=False, width=_WIDTH)
+    table = Table(
+        title="Instructions per 4 KiB page", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("case", overflow="fold")
+    for backing in rows[0][1]:
+        for head in (BACKINGS[backing], "faults", "target", ""):
+            table.add_column(head, justify="left" if head in ("target", "") else "right")
+    for case, cells in rows:
+        row = [case.label]
+        for cell in cells.values():
+            word = {None: "", True: "[green]met[/]", False: "[bold red]not met[/]"}[cell.met]
+            figure = cell.figure
+            row += [f"{figure.ns_per_page:.1f}", str(figure.faults), cell.target, word]
+        table.add_row(*row)
+    out.print(table)
+    out.print(NOTE, soft_wrap=True)
