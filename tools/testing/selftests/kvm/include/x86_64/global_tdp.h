@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What the tests of Global TDP share: a VM with some of its parts enabled, host
+ * memory of every kind, and a guest that touches, stamps and checks pages on
+ * command, so that a test can count the stage-2 faults of each command.
+ */
+#ifndef SELFTEST_KVM_GLOBAL_TDP_H
+#define SELFTEST_KVM_GLOBAL_TDP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <linux/sizes.h>
+
+#include "kvm_util.h"
+#include "processor.h"
+
+/*
+ * Where tests put memory: slots from GTDP_SLOT on, within a window of the guest
+ * physical address space whose virtual addresses are the same.
+ */
+#define GTDP_SLOT		10
+#define GTDP_GPA		SZ_4G
+#define GTDP_WINDOW		SZ_1G
+
+/* Pages per 2MiB. */
+#define GTDP_REGION_PAGES	(SZ_2M / PAGE_SIZE)
+
+/* A VM that is left to the default, i.e. to the module's parameter. */
+#define GTDP_DEFAULT		(~0ULL)
+#define GTDP_ALL		(KVM_GLOBAL_TDP_FOLLOW |	\
+				 KVM_GLOBAL_TDP_FAULT_AROUND |	\
+				 KVM_GLOBAL_TDP_POPULATE)
+
+enum gtdp_backing {
+	GTDP_ANON,		/* small pages */
+	GTDP_THP,
+	GTDP_HUGETLB,
+	GTDP_SHMEM,		/* small pages */
+	GTDP_MEMFD,		/* small pages */
+	GTDP_FILE_PRIVATE,
+	GTDP_FILE_SHARED,
+};
+
+struct gtdp_mem {
+	void *hva;
+	size_t size;
+	/* The file behind the mapping, -1 if there is none. */
+	int fd;
+	void *map;
+	size_t map_size;
+};
+
+enum gtdp_op {
+	GTDP_READ,		/* one load per page */
+	GTDP_WRITE,		/* one store per page, not where the stamps are */
+	GTDP_CHECK,		/* that the pages are stamped */
+	GTDP_STAMP,		/* the pages */
+};
+
+/* What a vCPU is to do with the pages 0, step, 2 * step, ... of nr pages. */
+struct gtdp_job {
+	enum gtdp_op op;
+	uint64_t gpa;
+	uint64_t nr;
+	uint64_t step;
+	/* Page n has, or gets, the stamp tag + n. */
+	uint64_t tag;
+};
+
+struct gtdp_test {
+	const char *name;
+	/* Returns false if this can't be tested here. */
+	bool (*fn)(void);
+};
+
+void gtdp_require(uint64_t features);
+bool gtdp_enabled_by_default(void);
+void gtdp_run_tests(const struct gtdp_test *tests, int nr);
+
+struct kvm_vm *gtdp_vm_create(uint64_t features, int nr_vcpus,
+			      struct kvm_vcpu *vcpus[]);
+uint64_t gtdp_code_size(struct kvm_vm *vm);
+void gtdp_populate_code(struct kvm_vm *vm);
+void gtdp_prefault_code(struct kvm_vcpu *vcpu);
+
+/* Returns false if there is no such memory to be had. */
+bool gtdp_mem_alloc(struct gtdp_mem *mem, enum gtdp_backing backing,
+		    size_t size, size_t offset);
+void gtdp_mem_free(struct gtdp_mem *mem);
+void gtdp_add_slot(struct kvm_vm *vm, uint32_t slot, uint32_t flags,
+		   uint64_t gpa, struct gtdp_mem *mem);
+void gtdp_delete_slot(struct kvm_vm *vm, uint32_t slot);
+
+void gtdp_stamp(void *hva, uint64_t nr, uint64_t tag);
+void gtdp_check(void *hva, uint64_t nr, uint64_t tag);
+uint64_t gtdp_nr_resident(void *hva, size_t size);
+uint64_t gtdp_huge_bytes(void *hva);
+
+struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,
+					 uint64_t size);
+void gtdp_populate_full(struct kvm_vm *vm, uint64_t gpa, uint64_t size);
+
+uint64_t gtdp_vm_stat(struct kvm_vm *vm, const char *name);
+uint64_t gtdp_vcpu_stat(struct kvm_vcpu *vcpu, const char *name);
+uint64_t gtdp_nr_mapped(struct kvm_vm *vm);
+uint64_t gtdp_nr_populated(struct kvm_vm *vm);
+void gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr);
+
+void gtdp_set_job(struct kvm_vcpu *vcpu, struct gtdp_job job);
+void gtdp_finish_job(struct kvm_vcpu *vcpu);
+uint64_t gtdp_run_job(struct kvm_vcpu *vcpu, struct gtdp_job job);
+uint64_t gtdp_run(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa,
+		  uint64_t nr, uint64_t tag);
+
+#endif /* SELFTEST_KVM_GLOBAL_TDP_H */

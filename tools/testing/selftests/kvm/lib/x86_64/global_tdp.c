@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What the tests of Global TDP share, see global_tdp.h.
+ */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <sys/mman.h>
+
+#include <linux/mman.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "ucall_common.h"
+#include "global_tdp.h"
+
+#define MAX_VCPUS	8
+
+/* Bound of what should take a fraction of a second, if not emulated. */
+#define WAIT_SECONDS	120
+
+/* One mailbox per vCPU, in the guest's copy of the variable. */
+static struct gtdp_job jobs[MAX_VCPUS];
+
+static uint64_t stamp_of(uint64_t tag)
+{
+	return tag * 0x9e3779b97f4a7c15ULL;
+}
+
+/* Pages have the stamp in their first and last word. */
+static uint64_t *page_end(uint64_t *page)
+{
+	return page + PAGE_SIZE / sizeof(*page) - 1;
+}
+
+static bool is_stamped(uint64_t *page, uint64_t tag)
+{
+	return READ_ONCE(*page) == stamp_of(tag) &&
+	       READ_ONCE(*page_end(page)) == stamp_of(tag);
+}
+
+static void stamp(uint64_t *page, uint64_t tag)
+{
+	WRITE_ONCE(*page, stamp_of(tag));
+	WRITE_ONCE(*page_end(page), stamp_of(tag));
+}
+
+static void guest_do_job(const struct gtdp_job *job)
+{
+	uint64_t i, nr = job->nr, step = job->step;
+	uint64_t *page;
+
+	/* A loop per operation, as some are measured. */
+#define for_each_page()							\
+	for (i = 0, page = (void *)job->gpa; i < nr;			\
+	     i += step, page += step * (PAGE_SIZE / sizeof(*page)))
+
+	switch (job->op) {
+	case GTDP_READ:
+		for_each_page()
+			READ_ONCE(*page);
+		break;
+	case GTDP_WRITE:
+		for_each_page()
+			WRITE_ONCE(page[1], i);
+		break;
+	case GTDP_CHECK:
+		for_each_page()
+			__GUEST_ASSERT(is_stamped(page, job->tag + i),
+				       "page %lu at %p: %#lx, %#lx, wanted %#lx", i,
+				       page, *page, *page_end(page), stamp_of(job->tag + i));
+		break;
+	case GTDP_STAMP:
+		for_each_page()
+			stamp(page, job->tag + i);
+		break;
+	}
+}
+
+static void guest_main(uint64_t id)
+{
+	for (;;) {
+		guest_do_job(&jobs[id]);
+		GUEST_SYNC(0);
+	}
+}
+
+void gtdp_require(uint64_t features)
+{
+	TEST_REQUIRE((kvm_check_cap(KVM_CAP_GLOBAL_TDP) & features) == features);
+}
+
+bool gtdp_enabled_by_default(void)
+{
+	return get_kvm_param_bool("global_tdp");
+}
+
+void gtdp_run_tests(const struct gtdp_test *tests, int nr)
+{
+	int i;
+
+	ksft_print_header();
+	ksft_set_plan(nr);
+
+	for (i = 0; i < nr; i++) {
+		if (tests[i].fn())
+			ksft_test_result_pass("%s\n", tests[i].name);
+		else
+			ksft_test_result_skip("%s\n", tests[i].name);
+	}
+
+	ksft_finished();
+}
+
+/*
+ * All of slot 0 is made resident, so that the guest's code, stacks and page
+ * tables can be mapped beforehand and don't add faults to those of its job.
+ */
+struct kvm_vm *gtdp_vm_create(uint64_t features, int nr_vcpus,
+			      struct kvm_vcpu *vcpus[])
+{
+	struct kvm_vm *vm = __vm_create(VM_SHAPE_DEFAULT, nr_vcpus, 0);
+	struct userspace_mem_region *code = memslot2region(vm, 0);
+	int i, r;
+
+	TEST_ASSERT(nr_vcpus <= MAX_VCPUS, "Too many vCPUs");
+
+	if (features != GTDP_DEFAULT)
+		vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, features);
+
+	virt_map_level(vm, GTDP_GPA, GTDP_GPA, GTDP_WINDOW, PG_LEVEL_2M);
+
+	r = madvise(code->host_mem, code->region.memory_size, MADV_POPULATE_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+
+	for (i = 0; i < nr_vcpus; i++) {
+		vcpus[i] = vm_vcpu_add(vm, i, guest_main);
+		vcpu_args_set(vcpus[i], 1, (uint64_t)i);
+	}
+
+	return vm;
+}
+
+uint64_t gtdp_code_size(struct kvm_vm *vm)
+{
+	return memslot2region(vm, 0)->region.memory_size;
+}
+
+void gtdp_populate_code(struct kvm_vm *vm)
+{
+	gtdp_populate_full(vm, 0, gtdp_code_size(vm));
+}
+
+/* The same without any part of Global TDP, if need be. */
+void gtdp_prefault_code(struct kvm_vcpu *vcpu)
+{
+	struct kvm_pre_fault_memory range = {
+		.size = gtdp_code_size(vcpu->vm),
+	};
+	int r;
+
+	do {
+		r = __vcpu_ioctl(vcpu, KVM_PRE_FAULT_MEMORY, &range);
+		TEST_ASSERT(!r || errno == EINTR || errno == EAGAIN,
+			    KVM_IOCTL_ERROR(KVM_PRE_FAULT_MEMORY, r));
+	} while (r || range.size);
+
+	/* Without A/D bits the first access to a prefaulted page faults. */
+	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, 0, 0);
+}
+
+/* An unlinked file of a file system that can map it, the disk's if possible. */
+static int open_file(size_t size)
+{
+	const char * const dirs[] = { getenv("TMPDIR"), ".", "/var/tmp", "/tmp" };
+	char path[PATH_MAX];
+	void *map;
+	int fd, i;
+
+	for (i = 0; i < ARRAY_SIZE(dirs); i++) {
+		if (!dirs[i])
+			continue;
+
+		snprintf(path, sizeof(path), "%s/global_tdp.XXXXXX", dirs[i]);
+		fd = mkstemp(path);
+		if (fd < 0)
+			continue;
+		unlink(path);
+
+		if (!ftruncate(fd, size)) {
+			map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+			if (map != MAP_FAILED) {
+				munmap(map, size);
+				return fd;
+			}
+		}
+		close(fd);
+	}
+
+	return -1;
+}
+
+static int open_backing(enum gtdp_backing backing, size_t size)
+{
+	switch (backing) {
+	case GTDP_MEMFD:
+		return kvm_memfd_alloc(size, false);
+	case GTDP_FILE_PRIVATE:
+	case GTDP_FILE_SHARED:
+		return open_file(size);
+	default:
+		return -1;
+	}
+}
+
+/* Let there be @nr free huge pages of 2MiB. */
+static bool reserve_hugetlb(unsigned int nr)
+{
+	const char *dir = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+	unsigned int total, unused;
+	char path[128];
+	FILE *file;
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		snprintf(path, sizeof(path), "%s/free_hugepages", dir);
+		file = fopen(path, "r");
+		if (!file || fscanf(file, "%u", &unused) != 1)
+			return false;
+		fclose(file);
+
+		if (unused >= nr)
+			return true;
+
+		snprintf(path, sizeof(path), "%s/nr_hugepages", dir);
+		file = fopen(path, "r+");
+		if (!file || fscanf(file, "%u", &total) != 1)
+			return false;
+		rewind(file);
+		fprintf(file, "%u\n", total + nr - unused);
+		fclose(file);
+	}
+
+	return false;
+}
+
+/*
+ * Map memory of the given kind, nothing of which is present yet.  Its address
+ * is @offset bytes after a multiple of 2MiB.
+ */
+bool gtdp_mem_alloc(struct gtdp_mem *mem, enum gtdp_backing backing,
+		    size_t size, size_t offset)
+{
+	bool is_file = backing == GTDP_MEMFD || backing == GTDP_FILE_PRIVATE ||
+		       backing == GTDP_FILE_SHARED;
+	int flags, advice, r;
+
+	flags = backing == GTDP_SHMEM || backing == GTDP_MEMFD ||
+		backing == GTDP_FILE_SHARED ? MAP_SHARED : MAP_PRIVATE;
+	if (!is_file)
+		flags |= MAP_ANONYMOUS;
+
+	*mem = (struct gtdp_mem) {
+		.size = size,
+		.map_size = align_up(size + offset, SZ_2M) + SZ_2M,
+		.fd = -1,
+	};
+
+	if (backing == GTDP_HUGETLB) {
+		TEST_ASSERT(!(offset % SZ_2M), "hugetlb can't be misaligned");
+		mem->map_size = align_up(size, SZ_2M);
+		flags |= MAP_HUGETLB | MAP_HUGE_2MB;
+		if (!reserve_hugetlb(mem->map_size / SZ_2M))
+			return false;
+	}
+
+	if (is_file) {
+		mem->fd = open_backing(backing, mem->map_size);
+		if (mem->fd < 0)
+			return false;
+	}
+
+	mem->map = mmap(NULL, mem->map_size, PROT_READ | PROT_WRITE, flags,
+			mem->fd, 0);
+	TEST_ASSERT(mem->map != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+
+	mem->hva = align_ptr_up(mem->map, SZ_2M) + offset % SZ_2M;
+
+	if (backing != GTDP_HUGETLB && thp_configured()) {
+		advice = backing == GTDP_THP ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
+		r = madvise(mem->map, mem->map_size, advice);
+		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	}
+
+	return true;
+}
+
+void gtdp_mem_free(struct gtdp_mem *mem)
+{
+	munmap(mem->map, mem->map_size);
+	if (mem->fd >= 0)
+		close(mem->fd);
+}
+
+void gtdp_add_slot(struct kvm_vm *vm, uint32_t slot, uint32_t flags,
+		   uint64_t gpa, struct gtdp_mem *mem)
+{
+	vm_set_user_memory_region(vm, slot, flags, gpa, mem->size, mem->hva);
+}
+
+void gtdp_delete_slot(struct kvm_vm *vm, uint32_t slot)
+{
+	vm_set_user_memory_region(vm, slot, 0, 0, 0, NULL);
+}
+
+void gtdp_stamp(void *hva, uint64_t nr, uint64_t tag)
+{
+	uint64_t i;
+
+	for (i = 0; i < nr; i++)
+		stamp(hva + i * PAGE_SIZE, tag + i);
+}
+
+void gtdp_check(void *hva, uint64_t nr, uint64_t tag)
+{
+	uint64_t *page, i;
+
+	for (i = 0; i < nr; i++) {
+		page = hva + i * PAGE_SIZE;
+		TEST_ASSERT(is_stamped(page, tag + i),
+			    "page %lu at %p: %#lx, %#lx, wanted %#lx", i, page,
+			    *page, *page_end(page), stamp_of(tag + i));
+	}
+}
+
+/* The number of pages that the host has, mapped or in the page cache. */
+uint64_t gtdp_nr_resident(void *hva, size_t size)
+{
+	uint64_t i, nr = size / PAGE_SIZE, resident = 0;
+	unsigned char *vec = malloc(nr);
+	int r;
+
+	TEST_ASSERT(vec, "Insufficient memory");
+	r = mincore(hva, size, vec);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mincore()", r));
+
+	for (i = 0; i < nr; i++)
+		resident += vec[i] & 1;
+
+	free(vec);
+	return resident;
+}
+
+/* How much of the mapping around @hva the host has as huge pages. */
+uint64_t gtdp_huge_bytes(void *hva)
+{
+	unsigned long start, end, kib, bytes = 0;
+	bool found = false;
+	char line[512];
+	FILE *file;
+
+	file = fopen("/proc/self/smaps", "r");
+	TEST_ASSERT(file, "No /proc/self/smaps");
+
+	while (fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+			found = (unsigned long)hva >= start && (unsigned long)hva < end;
+		else if (found && (sscanf(line, "AnonHugePages: %lu kB", &kib) == 1 ||
+				   sscanf(line, "Private_Hugetlb: %lu kB", &kib) == 1))
+			bytes += kib * SZ_1K;
+	}
+
+	fclose(file);
+	return bytes;
+}
+
+/* Returns the sums of what the calls that were necessary had mapped, or not. */
+struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,
+					 uint64_t size)
+{
+	struct kvm_populate_memory range = { .gpa = gpa, .size = size }, sum = {};
+	uint64_t before;
+	int r;
+
+	do {
+		before = range.gpa;
+		r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+		TEST_ASSERT(!r || errno == EINTR || errno == EAGAIN,
+			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
+		TEST_ASSERT_EQ(range.mapped + range.absent, range.gpa - before);
+		TEST_ASSERT_EQ(range.gpa + range.size, gpa + size);
+
+		sum.mapped += range.mapped;
+		sum.absent += range.absent;
+	} while (r);
+
+	TEST_ASSERT_EQ(range.size, 0);
+	return sum;
+}
+
+/* Populate what is known to be present. */
+void gtdp_populate_full(struct kvm_vm *vm, uint64_t gpa, uint64_t size)
+{
+	struct kvm_populate_memory sum = gtdp_populate(vm, gpa, size);
+
+	TEST_ASSERT_EQ(sum.mapped, size);
+	TEST_ASSERT_EQ(sum.absent, 0);
+}
+
+static uint64_t read_stat(int fd, const char *name)
+{
+	struct kvm_stats_desc *descs, *desc;
+	struct kvm_stats_header header;
+	bool found = false;
+	uint64_t data;
+	int i;
+
+	read_stats_header(fd, &header);
+	descs = read_stats_descriptors(fd, &header);
+
+	for (i = 0; i < header.num_desc && !found; i++) {
+		desc = get_stats_descriptor(descs, i, &header);
+		found = !strcmp(desc->name, name);
+		if (found)
+			read_stat_data(fd, &header, desc, &data, 1);
+	}
+	TEST_ASSERT(found, "No statistic '%s'", name);
+
+	free(descs);
+	close(fd);
+	return data;
+}
+
+uint64_t gtdp_vm_stat(struct kvm_vm *vm, const char *name)
+{
+	return read_stat(vm_get_stats_fd(vm), name);
+}
+
+uint64_t gtdp_vcpu_stat(struct kvm_vcpu *vcpu, const char *name)
+{
+	return read_stat(vcpu_get_stats_fd(vcpu), name);
+}
+
+static uint64_t sum_of_stats(struct kvm_vm *vm, const char *small,
+			     const char *large, const char *huge)
+{
+	return gtdp_vm_stat(vm, small) +
+	       gtdp_vm_stat(vm, large) * GTDP_REGION_PAGES +
+	       gtdp_vm_stat(vm, huge) * GTDP_REGION_PAGES * GTDP_REGION_PAGES;
+}
+
+/* What is mapped right now, whoever mapped it, in 4KiB pages. */
+uint64_t gtdp_nr_mapped(struct kvm_vm *vm)
+{
+	return sum_of_stats(vm, "pages_4k", "pages_2m", "pages_1g");
+}
+
+/* What has been mapped ahead of faults since the VM was created. */
+uint64_t gtdp_nr_populated(struct kvm_vm *vm)
+{
+	return sum_of_stats(vm, "tdp_populated_4k", "tdp_populated_2m",
+			    "tdp_populated_1g");
+}
+
+/* Wait until the follower has mapped @nr pages. */
+void gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr)
+{
+	time_t end = time(NULL) + WAIT_SECONDS;
+
+	while (gtdp_nr_mapped(vm) < nr) {
+		TEST_ASSERT(time(NULL) < end, "%lu of %lu pages mapped in %d s",
+			    gtdp_nr_mapped(vm), nr, WAIT_SECONDS);
+		usleep(10000);
+	}
+}
+
+void gtdp_set_job(struct kvm_vcpu *vcpu, struct gtdp_job job)
+{
+	struct gtdp_job *mailbox = addr_gva2hva(vcpu->vm, (vm_vaddr_t)jobs);
+
+	mailbox[vcpu->id] = job;
+}
+
+/* Check that the vCPU, back from KVM_RUN, has done what it had been told to. */
+void gtdp_finish_job(struct kvm_vcpu *vcpu)
+{
+	struct ucall uc;
+
+	switch (get_ucall(vcpu, &uc)) {
+	case UCALL_SYNC:
+		break;
+	case UCALL_ABORT:
+		REPORT_GUEST_ASSERT(uc);
+	default:
+		vcpu_dump(stderr, vcpu, 0);
+		TEST_FAIL("Unexpected exit: %s",
+			  exit_reason_str(vcpu->run->exit_reason));
+	}
+}
+
+/* Returns the number of stage-2 faults that the vCPU has taken. */
+uint64_t gtdp_run_job(struct kvm_vcpu *vcpu, struct gtdp_job job)
+{
+	uint64_t faults = gtdp_vcpu_stat(vcpu, "pf_taken");
+
+	gtdp_set_job(vcpu, job);
+	vcpu_run(vcpu);
+	gtdp_finish_job(vcpu);
+
+	return gtdp_vcpu_stat(vcpu, "pf_taken") - faults;
+}
+
+uint64_t gtdp_run(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa,
+		  uint64_t nr, uint64_t tag)
+{
+	return gtdp_run_job(vcpu, (struct gtdp_job) {
+		.op = op,
+		.gpa = gpa,
+		.nr = nr,
+		.step = 1,
+		.tag = tag,
+	});
+}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves that a VM's follower maps memory without being asked: what is present
+ * when a memslot is created, before any vCPU has run, and what arrives later.
+ * Also that KVM_POPULATE_ASYNC hands over a range to it.  How long it takes is
+ * not tested, only that it happens.
+ */
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "global_tdp.h"
+
+#define MEM_SIZE	SZ_32M
+#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+
+#define HOST_TAG	1
+#define GUEST_TAG	1000000
+
+/* The guest's code is present from the start: have it mapped, and count it. */
+static struct kvm_vm *create(struct kvm_vcpu **vcpu, uint64_t *nr_code)
+{
+	struct kvm_vm *vm = gtdp_vm_create(KVM_GLOBAL_TDP_FOLLOW, 1, vcpu);
+
+	*nr_code = gtdp_code_size(vm) / PAGE_SIZE;
+	gtdp_wait_mapped(vm, *nr_code);
+	return vm;
+}
+
+static void check_no_faults(struct kvm_vcpu *vcpu, struct gtdp_mem *mem)
+{
+	TEST_ASSERT_EQ(gtdp_vcpu_stat(vcpu, "pf_taken"), 0);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, GUEST_TAG), 0);
+	gtdp_check(mem->hva, NR_PAGES, GUEST_TAG);
+}
+
+static bool test_present(enum gtdp_backing backing)
+{
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t nr_code;
+
+	if (!gtdp_mem_alloc(&mem, backing, MEM_SIZE, 0))
+		return false;
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+
+	vm = create(&vcpu, &nr_code);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+	check_no_faults(vcpu, &mem);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+static bool test_present_anon(void)
+{
+	return test_present(GTDP_ANON);
+}
+
+static bool test_present_thp(void)
+{
+	return thp_configured() && test_present(GTDP_THP);
+}
+
+static bool test_present_hugetlb(void)
+{
+	return test_present(GTDP_HUGETLB);
+}
+
+static bool test_present_memfd(void)
+{
+	return test_present(GTDP_MEMFD);
+}
+
+/* As in a migration's destination: the memslot is there first, and is empty. */
+static bool test_arriving(enum gtdp_backing backing)
+{
+	const uint64_t chunk = NR_PAGES / 8 + 1;
+	uint64_t i, nr, nr_code, here = 0;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+
+	if (!gtdp_mem_alloc(&mem, backing, MEM_SIZE, 0))
+		return false;
+
+	vm = create(&vcpu, &nr_code);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+
+	for (i = 0; i < NR_PAGES; i += nr) {
+		nr = min_t(uint64_t, chunk, NR_PAGES - i);
+		gtdp_stamp(mem.hva + i * PAGE_SIZE, nr, HOST_TAG + i);
+
+		/* With huge pages, more is there than was written. */
+		here = gtdp_nr_resident(mem.hva, MEM_SIZE);
+
+		/* Some chunks follow closely, others after all has settled. */
+		if (i / chunk % 2)
+			gtdp_wait_mapped(vm, nr_code + here);
+	}
+
+	gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+	TEST_ASSERT(gtdp_nr_populated(vm) >= nr_code + NR_PAGES,
+		    "Only %lu pages are the follower's", gtdp_nr_populated(vm));
+	check_no_faults(vcpu, &mem);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+static bool test_arriving_anon(void)
+{
+	return test_arriving(GTDP_ANON);
+}
+
+static bool test_arriving_thp(void)
+{
+	return thp_configured() && test_arriving(GTDP_THP);
+}
+
+static bool test_arriving_memfd(void)
+{
+	return test_arriving(GTDP_MEMFD);
+}
+
+/* What the follower finds absent stays absent. */
+static bool test_absent(void)
+{
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t nr_code;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES / 2, HOST_TAG);
+
+	vm = create(&vcpu, &nr_code);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	gtdp_wait_mapped(vm, nr_code + NR_PAGES / 2);
+	usleep(500000);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_code + NR_PAGES / 2);
+	TEST_ASSERT_EQ(gtdp_nr_resident(mem.hva, MEM_SIZE), NR_PAGES / 2);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES / 2, HOST_TAG), 0);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+/* Memory that the host took away and gave back is mapped anew. */
+static bool test_zapped(void)
+{
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t nr_code;
+	int r;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, GUEST_TAG);
+
+	vm = create(&vcpu, &nr_code);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+
+	r = madvise(mem.hva, MEM_SIZE, MADV_DONTNEED);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_code);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+	TEST_ASSERT(gtdp_vm_stat(vm, "tdp_repopulated"), "Nothing counted as repopulated");
+	check_no_faults(vcpu, &mem);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+/* A hint works whether or not the follower also acts on its own. */
+static bool test_async(void)
+{
+	uint64_t features[] = {
+		KVM_GLOBAL_TDP_POPULATE,
+		KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FOLLOW,
+	};
+	struct kvm_populate_memory range;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t nr_code;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(features); i++) {
+		gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+		gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+
+		vm = gtdp_vm_create(features[i], 1, &vcpu);
+		nr_code = gtdp_code_size(vm) / PAGE_SIZE;
+		gtdp_populate_code(vm);
+		gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+
+		range = (struct kvm_populate_memory) {
+			.gpa = GTDP_GPA,
+			.size = MEM_SIZE,
+			.flags = KVM_POPULATE_ASYNC,
+		};
+		vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+		TEST_ASSERT_EQ(range.gpa, GTDP_GPA + MEM_SIZE);
+		TEST_ASSERT_EQ(range.size, 0);
+
+		gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+		check_no_faults(vcpu, &mem);
+
+		kvm_vm_free(vm);
+		gtdp_mem_free(&mem);
+	}
+
+	return true;
+}
+
+/* The follower is on if, and only if, it is enabled. */
+static bool test_default(void)
+{
+	uint64_t features[] = { GTDP_DEFAULT, 0 };
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(features); i++) {
+		gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+		gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+
+		vm = gtdp_vm_create(features[i], 1, &vcpu);
+		gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+		if (features[i] && gtdp_enabled_by_default()) {
+			gtdp_wait_mapped(vm, NR_PAGES);
+		} else {
+			usleep(500000);
+			TEST_ASSERT_EQ(gtdp_nr_mapped(vm), 0);
+		}
+
+		kvm_vm_free(vm);
+		gtdp_mem_free(&mem);
+	}
+
+	return true;
+}
+
+static const struct gtdp_test tests[] = {
+	{ "present", test_present_anon },
+	{ "present, transparent huge pages", test_present_thp },
+	{ "present, hugetlb", test_present_hugetlb },
+	{ "present, memfd", test_present_memfd },
+	{ "arriving", test_arriving_anon },
+	{ "arriving, transparent huge pages", test_arriving_thp },
+	{ "arriving, memfd", test_arriving_memfd },
+	{ "absent", test_absent },
+	{ "zapped and back", test_zapped },
+	{ "asynchronous ioctl", test_async },
+	{ "default follows the parameter", test_default },
+};
+
+int main(void)
+{
+	gtdp_require(KVM_GLOBAL_TDP_FOLLOW | KVM_GLOBAL_TDP_POPULATE);
+	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+}

@@ -1,0 +1,860 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves what KVM_POPULATE_MEMORY promises: what the host has present is mapped
+ * afterwards, i.e. the guest finds there what the host wrote without taking a
+ * stage-2 fault, whatever the memory is made of.  What is absent stays absent,
+ * nothing is mapped with more access than the host gives, and the dirty log
+ * tells of the guest's writes, no more and no less.
+ */
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/syscall.h>
+
+#include <linux/bitmap.h>
+#include <linux/kernel-page-flags.h>
+#include <linux/userfaultfd.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "global_tdp.h"
+
+#define MEM_SIZE	SZ_16M
+#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+#define NR_VCPUS	4
+
+/* First stamps of what the host, and the guest, writes. */
+#define HOST_TAG	1
+#define GUEST_TAG	1000000
+
+struct env {
+	struct kvm_vm *vm;
+	struct kvm_vcpu *vcpus[NR_VCPUS];
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+};
+
+/* A VM with some memory, which is neither present nor in a memslot yet. */
+static bool env_create(struct env *env, enum gtdp_backing backing, size_t offset)
+{
+	if (!gtdp_mem_alloc(&env->mem, backing, MEM_SIZE, offset))
+		return false;
+
+	env->vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, NR_VCPUS, env->vcpus);
+	env->vcpu = env->vcpus[0];
+	gtdp_populate_code(env->vm);
+	return true;
+}
+
+static void env_destroy(struct env *env)
+{
+	kvm_vm_free(env->vm);
+	gtdp_mem_free(&env->mem);
+}
+
+/* Prove that the guest reads, and then writes, without an exit. */
+static void check_no_faults(struct env *env, uint64_t gpa, void *hva, uint64_t nr)
+{
+	TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_CHECK, gpa, nr, HOST_TAG), 0);
+	TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_STAMP, gpa, nr, GUEST_TAG), 0);
+	gtdp_check(hva, nr, GUEST_TAG);
+}
+
+static bool test_backing(enum gtdp_backing backing)
+{
+	struct env env;
+	uint64_t huge;
+
+	if (!env_create(&env, backing, 0))
+		return false;
+
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+
+	/* The host's huge pages are the guest's. */
+	huge = gtdp_huge_bytes(env.mem.hva);
+	if (backing == GTDP_HUGETLB)
+		TEST_ASSERT_EQ(huge, MEM_SIZE);
+	if (backing == GTDP_THP && huge < MEM_SIZE)
+		ksft_print_msg("only %lu MiB are huge pages\n", huge / SZ_1M);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "tdp_populated_2m"), huge / SZ_2M);
+
+	/* Whether the file system wants to know of the first write is open. */
+	if (backing == GTDP_FILE_SHARED) {
+		TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+		gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, GUEST_TAG);
+		gtdp_check(env.mem.hva, NR_PAGES, GUEST_TAG);
+	} else {
+		check_no_faults(&env, GTDP_GPA, env.mem.hva, NR_PAGES);
+	}
+
+	/* Once more changes nothing. */
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, GUEST_TAG), 0);
+
+	env_destroy(&env);
+	return true;
+}
+
+static bool test_anon(void)
+{
+	return test_backing(GTDP_ANON);
+}
+
+static bool test_thp(void)
+{
+	return thp_configured() && test_backing(GTDP_THP);
+}
+
+static bool test_hugetlb(void)
+{
+	return test_backing(GTDP_HUGETLB);
+}
+
+static bool test_shmem(void)
+{
+	return test_backing(GTDP_SHMEM);
+}
+
+static bool test_memfd(void)
+{
+	return test_backing(GTDP_MEMFD);
+}
+
+static bool test_file_private(void)
+{
+	return test_backing(GTDP_FILE_PRIVATE);
+}
+
+static bool test_file_shared(void)
+{
+	return test_backing(GTDP_FILE_SHARED);
+}
+
+/*
+ * The counterpart, without which all others prove little: what is not populated
+ * does take its faults.
+ */
+static bool test_control(void)
+{
+	struct env env;
+
+	env_create(&env, GTDP_ANON, 0);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), NR_PAGES);
+
+	env_destroy(&env);
+	return true;
+}
+
+/* Every third page of most regions, but all of one, and nothing of others. */
+static bool is_present(uint64_t page)
+{
+	switch (page / GTDP_REGION_PAGES) {
+	case 1:
+		return true;
+	case 2:
+	case 5:
+		return false;
+	default:
+		return !(page % 3);
+	}
+}
+
+static bool test_partial(enum gtdp_backing backing)
+{
+	uint64_t i, present = 0, from, to;
+	struct kvm_populate_memory sum;
+	struct env env;
+
+	env_create(&env, backing, 0);
+	for (i = 0; i < NR_PAGES; i++) {
+		if (is_present(i)) {
+			gtdp_stamp(env.mem.hva + i * PAGE_SIZE, 1, HOST_TAG + i);
+			present++;
+		}
+	}
+	TEST_ASSERT_EQ(gtdp_nr_resident(env.mem.hva, MEM_SIZE), present);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	sum = gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(sum.mapped, present * PAGE_SIZE);
+	TEST_ASSERT_EQ(sum.absent, MEM_SIZE - present * PAGE_SIZE);
+	TEST_ASSERT_EQ(gtdp_nr_resident(env.mem.hva, MEM_SIZE), present);
+
+	for (i = 0; i < NR_PAGES; i++) {
+		if (is_present(i))
+			TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK,
+						GTDP_GPA + i * PAGE_SIZE, 1,
+						HOST_TAG + i), 0);
+		/* Jobs are costly, a sample of the regions will do. */
+		if (i % GTDP_REGION_PAGES == 30)
+			i += GTDP_REGION_PAGES - 60;
+	}
+
+	/* What arrives later goes into the holes. */
+	for (from = NR_PAGES / 4; from < NR_PAGES / 2; from++)
+		gtdp_stamp(env.mem.hva + from * PAGE_SIZE, 1, HOST_TAG + from);
+	from = NR_PAGES / 4;
+	to = NR_PAGES / 2;
+	gtdp_populate_full(env.vm, GTDP_GPA + from * PAGE_SIZE, (to - from) * PAGE_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA + from * PAGE_SIZE,
+				to - from, HOST_TAG + from), 0);
+
+	/* The rest comes the usual way. */
+	gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, GUEST_TAG);
+	gtdp_check(env.mem.hva, NR_PAGES, GUEST_TAG);
+
+	env_destroy(&env);
+	return true;
+}
+
+static bool test_partial_anon(void)
+{
+	return test_partial(GTDP_ANON);
+}
+
+static bool test_partial_memfd(void)
+{
+	return test_partial(GTDP_MEMFD);
+}
+
+/* In the page cache, but not in the host's page tables: not mapped, yet there. */
+static bool test_page_cache(void)
+{
+	struct kvm_populate_memory sum;
+	struct env env;
+	int r;
+
+	env_create(&env, GTDP_MEMFD, 0);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	r = madvise(env.mem.hva, MEM_SIZE, MADV_DONTNEED);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	sum = gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(sum.mapped + sum.absent, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG),
+		       sum.absent / PAGE_SIZE);
+
+	env_destroy(&env);
+	return true;
+}
+
+/*
+ * Neither the slot nor its memory starts or ends with a region, and they are
+ * misaligned in different ways, so huge pages of the host can't be used as such.
+ */
+static bool test_odd(enum gtdp_backing backing)
+{
+	const uint64_t gpa = GTDP_GPA + 3 * PAGE_SIZE;
+	const uint64_t nr = NR_PAGES - GTDP_REGION_PAGES + 7;
+	struct kvm_populate_memory sum;
+	struct env env;
+
+	env_create(&env, backing, PAGE_SIZE);
+	env.mem.size = nr * PAGE_SIZE;
+	gtdp_stamp(env.mem.hva, nr, HOST_TAG);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, gpa, &env.mem);
+
+	/* A part in the middle counts as what was asked for, then the rest. */
+	sum = gtdp_populate(env.vm, gpa + 5 * PAGE_SIZE, 700 * PAGE_SIZE);
+	TEST_ASSERT_EQ(sum.mapped, 700 * PAGE_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, gpa + 5 * PAGE_SIZE, 700,
+				HOST_TAG + 5), 0);
+	gtdp_populate_full(env.vm, gpa, env.mem.size);
+	check_no_faults(&env, gpa, env.mem.hva, nr);
+
+	env_destroy(&env);
+	return true;
+}
+
+static bool test_odd_anon(void)
+{
+	return test_odd(GTDP_ANON);
+}
+
+static bool test_odd_thp(void)
+{
+	return thp_configured() && test_odd(GTDP_THP);
+}
+
+/* Expect the guest's write to page 0 to be refused with @err, or as MMIO. */
+static void check_write_refused(struct env *env, int err)
+{
+	struct kvm_run *run = env->vcpu->run;
+	int r;
+
+	gtdp_set_job(env->vcpu, (struct gtdp_job) {
+		.op = GTDP_STAMP,
+		.gpa = GTDP_GPA,
+		.nr = 1,
+		.step = 1,
+		.tag = GUEST_TAG,
+	});
+	r = _vcpu_run(env->vcpu);
+	if (err) {
+		TEST_ASSERT(r && errno == err, KVM_IOCTL_ERROR(KVM_RUN, r));
+	} else {
+		TEST_ASSERT_EQ(r, 0);
+		TEST_ASSERT_KVM_EXIT_REASON(env->vcpu, KVM_EXIT_MMIO);
+		TEST_ASSERT_EQ(run->mmio.is_write, 1);
+		TEST_ASSERT_EQ(run->mmio.phys_addr & PAGE_MASK, GTDP_GPA);
+	}
+
+	gtdp_check(env->mem.hva, NR_PAGES, HOST_TAG);
+}
+
+static bool test_readonly_slot(void)
+{
+	struct env env;
+
+	if (!kvm_check_cap(KVM_CAP_READONLY_MEM))
+		return false;
+
+	env_create(&env, GTDP_ANON, 0);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_READONLY, GTDP_GPA, &env.mem);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	check_write_refused(&env, 0);
+
+	env_destroy(&env);
+	return true;
+}
+
+static bool test_readonly_host(void)
+{
+	struct env env;
+	int r;
+
+	env_create(&env, GTDP_ANON, 0);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+
+	r = mprotect(env.mem.hva, MEM_SIZE, PROT_READ);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	check_write_refused(&env, EFAULT);
+
+	/* The vCPU tries again, and succeeds once it is allowed to. */
+	r = mprotect(env.mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+	vcpu_run(env.vcpu);
+	gtdp_finish_job(env.vcpu);
+	gtdp_check(env.mem.hva, 1, GUEST_TAG);
+	gtdp_check(env.mem.hva + PAGE_SIZE, NR_PAGES - 1, HOST_TAG + 1);
+
+	env_destroy(&env);
+	return true;
+}
+
+/* Nothing is mapped that the host itself must not access. */
+static bool test_no_access(void)
+{
+	struct kvm_populate_memory sum;
+	struct env env;
+	int r;
+
+	env_create(&env, GTDP_ANON, 0);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+
+	r = mprotect(env.mem.hva, MEM_SIZE / 2, PROT_NONE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+	sum = gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(sum.mapped, MEM_SIZE / 2);
+	TEST_ASSERT_EQ(sum.absent, MEM_SIZE / 2);
+
+	r = mprotect(env.mem.hva, MEM_SIZE / 2, PROT_READ | PROT_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	check_no_faults(&env, GTDP_GPA, env.mem.hva, NR_PAGES);
+
+	env_destroy(&env);
+	return true;
+}
+
+/*
+ * The guest may read what the page cache has, but a write gets it a page of its
+ * own.  The same goes for a page shared with a child process.
+ */
+static bool test_copy_on_write(void)
+{
+	struct env env;
+	void *file;
+
+	if (!env_create(&env, GTDP_FILE_PRIVATE, 0))
+		return false;
+
+	file = mmap(NULL, env.mem.map_size, PROT_READ | PROT_WRITE, MAP_SHARED, env.mem.fd, 0);
+	TEST_ASSERT(file != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	file += env.mem.hva - env.mem.map;
+	gtdp_stamp(file, NR_PAGES, HOST_TAG);
+	gtdp_check(env.mem.hva, NR_PAGES, HOST_TAG);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, GUEST_TAG);
+	gtdp_check(env.mem.hva, NR_PAGES, GUEST_TAG);
+	gtdp_check(file, NR_PAGES, HOST_TAG);
+
+	env_destroy(&env);
+	munmap(file - (env.mem.hva - env.mem.map), env.mem.map_size);
+	return true;
+}
+
+static void check_zero(void *hva, uint64_t nr)
+{
+	uint64_t i;
+
+	for (i = 0; i < nr; i++)
+		TEST_ASSERT_EQ(READ_ONCE(*(uint64_t *)(hva + i * PAGE_SIZE)), 0);
+}
+
+/* Memory the host only ever read is the zero page, which stays zero. */
+static bool test_zero_page(enum gtdp_backing backing)
+{
+	const uint64_t half = NR_PAGES / 2;
+	struct env env;
+
+	env_create(&env, backing, 0);
+	check_zero(env.mem.hva, NR_PAGES);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
+	gtdp_run(env.vcpu, GTDP_READ, GTDP_GPA, NR_PAGES, 0);
+	gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, half, GUEST_TAG);
+	gtdp_check(env.mem.hva, half, GUEST_TAG);
+	check_zero(env.mem.hva + half * PAGE_SIZE, NR_PAGES - half);
+
+	env_destroy(&env);
+	return true;
+}
+
+static bool test_zero_page_small(void)
+{
+	return test_zero_page(GTDP_ANON);
+}
+
+static bool test_zero_page_huge(void)
+{
+	return thp_configured() && test_zero_page(GTDP_THP);
+}
+
+/* Memory that the kernel itself can't access must not become a guest's. */
+static bool test_secretmem(void)
+{
+	struct kvm_populate_memory sum;
+	struct env env;
+	void *secret;
+	int fd, r;
+
+	fd = syscall(__NR_memfd_secret, 0);
+	if (fd < 0)
+		return false;
+	r = ftruncate(fd, SZ_2M);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("ftruncate()", r));
+
+	env_create(&env, GTDP_ANON, 0);
+	secret = mmap(env.mem.hva, SZ_2M, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+	if (secret != MAP_FAILED) {
+		memset(env.mem.hva, 1, MEM_SIZE);
+		gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+		sum = gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
+		TEST_ASSERT_EQ(sum.mapped, MEM_SIZE - SZ_2M);
+		TEST_ASSERT_EQ(sum.absent, SZ_2M);
+	}
+
+	env_destroy(&env);
+	close(fd);
+	return secret != MAP_FAILED;
+}
+
+static int open_uffd(void *hva, size_t size, uint64_t mode)
+{
+	struct uffdio_api api = {
+		.api = UFFD_API,
+		.features = mode == UFFDIO_REGISTER_MODE_WP ? UFFD_FEATURE_PAGEFAULT_FLAG_WP : 0,
+	};
+	struct uffdio_register reg = {
+		.range = { .start = (uint64_t)hva, .len = size },
+		.mode = mode,
+	};
+	int fd = syscall(__NR_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+
+	if (fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &reg)) {
+		ksft_print_msg("no userfaultfd: %s\n", strerror(errno));
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static bool has_event(int uffd, int timeout_ms)
+{
+	struct pollfd pollfd = { .fd = uffd, .events = POLLIN };
+
+	return poll(&pollfd, 1, timeout_ms) == 1;
+}
+
+/* What a migration has not delivered yet is absent, and nobody is asked for it. */
+static bool test_uffd_missing(void)
+{
+	struct kvm_populate_memory sum;
+	struct uffdio_copy copy;
+	struct gtdp_mem source;
+	struct env env;
+	int uffd, r;
+
+	env_create(&env, GTDP_ANON, 0);
+	uffd = open_uffd(env.mem.hva, MEM_SIZE, UFFDIO_REGISTER_MODE_MISSING);
+	if (uffd < 0)
+		goto out;
+
+	gtdp_mem_alloc(&source, GTDP_ANON, MEM_SIZE / 2, 0);
+	gtdp_stamp(source.hva, NR_PAGES / 2, HOST_TAG);
+	copy = (struct uffdio_copy) {
+		.dst = (uint64_t)env.mem.hva,
+		.src = (uint64_t)source.hva,
+		.len = MEM_SIZE / 2,
+	};
+	r = ioctl(uffd, UFFDIO_COPY, &copy);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("UFFDIO_COPY", r));
+	gtdp_mem_free(&source);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	sum = gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(sum.mapped, MEM_SIZE / 2);
+	TEST_ASSERT_EQ(sum.absent, MEM_SIZE / 2);
+	TEST_ASSERT(!has_event(uffd, 0), "An absent page was asked for");
+
+	check_no_faults(&env, GTDP_GPA, env.mem.hva, NR_PAGES / 2);
+	close(uffd);
+out:
+	env_destroy(&env);
+	return uffd >= 0;
+}
+
+static void *run_vcpu(void *vcpu)
+{
+	vcpu_run(vcpu);
+	gtdp_finish_job(vcpu);
+	return NULL;
+}
+
+/* Who tracks writes with userfaultfd gets to know of the guest's, too. */
+static bool test_uffd_wp(void)
+{
+	struct uffdio_writeprotect protect;
+	pthread_t thread;
+	struct env env;
+	int uffd, r;
+
+	env_create(&env, GTDP_ANON, 0);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	uffd = open_uffd(env.mem.hva, MEM_SIZE, UFFDIO_REGISTER_MODE_WP);
+	if (uffd < 0)
+		goto out;
+
+	protect = (struct uffdio_writeprotect) {
+		.range = { .start = (uint64_t)env.mem.hva, .len = MEM_SIZE },
+		.mode = UFFDIO_WRITEPROTECT_MODE_WP,
+	};
+	r = ioctl(uffd, UFFDIO_WRITEPROTECT, &protect);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("UFFDIO_WRITEPROTECT", r));
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
+	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);
+	TEST_ASSERT(!has_event(uffd, 0), "A write that nobody did");
+
+	gtdp_set_job(env.vcpu, (struct gtdp_job) {
+		.op = GTDP_STAMP,
+		.gpa = GTDP_GPA,
+		.nr = 1,
+		.step = 1,
+		.tag = GUEST_TAG,
+	});
+	pthread_create(&thread, NULL, run_vcpu, env.vcpu);
+	TEST_ASSERT(has_event(uffd, 60000), "A write went unnoticed");
+
+	protect.mode = 0;
+	r = ioctl(uffd, UFFDIO_WRITEPROTECT, &protect);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("UFFDIO_WRITEPROTECT", r));
+	pthread_join(thread, NULL);
+	gtdp_check(env.mem.hva, 1, GUEST_TAG);
+	gtdp_check(env.mem.hva + PAGE_SIZE, NR_PAGES - 1, HOST_TAG + 1);
+	close(uffd);
+out:
+	env_destroy(&env);
+	return uffd >= 0;
+}
+
+/* All vCPUs profit, and each has its own faults to count. */
+static void *check_all(void *vcpu)
+{
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	return NULL;
+}
+
+static bool test_vcpus(void)
+{
+	pthread_t threads[NR_VCPUS];
+	struct env env;
+	int i;
+
+	env_create(&env, GTDP_MEMFD, 0);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+
+	for (i = 0; i < NR_VCPUS; i++)
+		pthread_create(&threads[i], NULL, check_all, env.vcpus[i]);
+	for (i = 0; i < NR_VCPUS; i++)
+		pthread_join(threads[i], NULL);
+
+	env_destroy(&env);
+	return true;
+}
+
+/* Memory is populated bit by bit while vCPUs work with what already is. */
+static uint64_t pages_ready;
+
+static void *check_ready(void *vcpu)
+{
+	uint64_t nr;
+
+	do {
+		nr = READ_ONCE(pages_ready);
+		TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, nr, HOST_TAG), 0);
+	} while (nr < NR_PAGES);
+	return NULL;
+}
+
+static bool test_while_running(void)
+{
+	const uint64_t step = GTDP_REGION_PAGES / 2 + 3;
+	pthread_t threads[2];
+	struct env env;
+	uint64_t i, nr;
+
+	env_create(&env, GTDP_ANON, 0);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+
+	pages_ready = 0;
+	for (i = 0; i < ARRAY_SIZE(threads); i++)
+		pthread_create(&threads[i], NULL, check_ready, env.vcpus[i]);
+
+	for (i = 0; i < NR_PAGES; i += nr) {
+		nr = min_t(uint64_t, step, NR_PAGES - i);
+		gtdp_stamp(env.mem.hva + i * PAGE_SIZE, nr, HOST_TAG + i);
+		gtdp_populate_full(env.vm, GTDP_GPA + i * PAGE_SIZE, nr * PAGE_SIZE);
+		WRITE_ONCE(pages_ready, i + nr);
+	}
+
+	for (i = 0; i < ARRAY_SIZE(threads); i++)
+		pthread_join(threads[i], NULL);
+
+	env_destroy(&env);
+	return true;
+}
+
+/* Expect the log to hold the pages 0, @step, 2 * @step, ..., none if 0. */
+static void check_dirty_log(struct env *env, uint64_t step)
+{
+	unsigned long *log = bitmap_zalloc(NR_PAGES);
+	uint64_t i;
+
+	kvm_vm_get_dirty_log(env->vm, GTDP_SLOT, log);
+	for (i = 0; i < NR_PAGES; i++)
+		TEST_ASSERT(test_bit(i, log) == (step && !(i % step)),
+			    "Page %lu is %sin the log", i, test_bit(i, log) ? "" : "not ");
+	free(log);
+}
+
+static void stamp_every(struct env *env, uint64_t step)
+{
+	gtdp_run_job(env->vcpu, (struct gtdp_job) {
+		.op = GTDP_STAMP,
+		.gpa = GTDP_GPA,
+		.nr = NR_PAGES,
+		.step = step,
+		.tag = HOST_TAG,
+	});
+}
+
+static bool test_dirty_log(enum gtdp_backing backing)
+{
+	struct env env;
+
+	env_create(&env, backing, 0);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+
+	/* Logged from the start: populate, read, populate again. */
+	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	check_dirty_log(&env, 0);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	check_dirty_log(&env, 0);
+
+	/* What is written is logged, once, whether or not populated in between. */
+	stamp_every(&env, 3);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	check_dirty_log(&env, 3);
+	check_dirty_log(&env, 0);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	stamp_every(&env, 7);
+	check_dirty_log(&env, 7);
+
+	/* Populated and written while not logged, then logged. */
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	stamp_every(&env, 2);
+	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
+	check_dirty_log(&env, 0);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	check_dirty_log(&env, 0);
+	stamp_every(&env, 5);
+	check_dirty_log(&env, 5);
+
+	/* The guest's writes without a log are free of exits again. */
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+
+	env_destroy(&env);
+	return true;
+}
+
+static bool test_dirty_log_small(void)
+{
+	return test_dirty_log(GTDP_ANON);
+}
+
+static bool test_dirty_log_thp(void)
+{
+	return thp_configured() && test_dirty_log(GTDP_THP);
+}
+
+/*
+ * With manual protection a page that has been got, but not cleared, is still
+ * writable; and one that has been cleared must not become so by populating it.
+ */
+static bool test_dirty_log_clear(void)
+{
+	unsigned long *log = bitmap_zalloc(NR_PAGES);
+	struct env env;
+
+	env_create(&env, GTDP_ANON, 0);
+	vm_enable_cap(env.vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+		      KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
+
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	stamp_every(&env, 3);
+	check_dirty_log(&env, 3);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	check_dirty_log(&env, 3);
+
+	kvm_vm_get_dirty_log(env.vm, GTDP_SLOT, log);
+	kvm_vm_clear_dirty_log(env.vm, GTDP_SLOT, log, 0, NR_PAGES);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	check_dirty_log(&env, 0);
+	stamp_every(&env, 6);
+	check_dirty_log(&env, 6);
+
+	env_destroy(&env);
+	free(log);
+	return true;
+}
+
+/*
+ * Pages that the guest could have written, but did not, are not reported dirty
+ * to the host, which would have to write them back or keep them.
+ */
+static bool test_clean(void)
+{
+	int kpageflags = open("/proc/kpageflags", O_RDONLY);
+	int pagemap = open("/proc/self/pagemap", O_RDONLY);
+	uint64_t i, entry, flags, dirty = 0;
+	struct env env;
+	ssize_t r;
+
+	if (kpageflags < 0 || pagemap < 0)
+		return false;
+
+	/* Holes of a memfd become clean pages of zeroes, mapped writable. */
+	env_create(&env, GTDP_MEMFD, 0);
+	check_zero(env.mem.hva, NR_PAGES);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_READ, GTDP_GPA, NR_PAGES, 0), 0);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_WRITE, GTDP_GPA, NR_PAGES / 2, 0), 0);
+	gtdp_delete_slot(env.vm, GTDP_SLOT);
+
+	for (i = 0; i < NR_PAGES; i++) {
+		r = pread(pagemap, &entry, sizeof(entry),
+			  ((unsigned long)env.mem.hva / PAGE_SIZE + i) * sizeof(entry));
+		TEST_ASSERT_EQ(r, sizeof(entry));
+		r = pread(kpageflags, &flags, sizeof(flags),
+			  (entry & GENMASK_ULL(54, 0)) * sizeof(flags));
+		TEST_ASSERT_EQ(r, sizeof(flags));
+
+		if (i < NR_PAGES / 2)
+			TEST_ASSERT(flags & BIT_ULL(KPF_DIRTY), "Page %lu was written", i);
+		else
+			dirty += !!(flags & BIT_ULL(KPF_DIRTY));
+	}
+	TEST_ASSERT_EQ(dirty, 0);
+
+	env_destroy(&env);
+	close(kpageflags);
+	close(pagemap);
+	return true;
+}
+
+static const struct gtdp_test tests[] = {
+	{ "not populated", test_control },
+	{ "anonymous memory", test_anon },
+	{ "transparent huge pages", test_thp },
+	{ "hugetlb", test_hugetlb },
+	{ "shared anonymous memory", test_shmem },
+	{ "memfd", test_memfd },
+	{ "private file", test_file_private },
+	{ "shared file", test_file_shared },
+	{ "partly present", test_partial_anon },
+	{ "partly present memfd", test_partial_memfd },
+	{ "in the page cache only", test_page_cache },
+	{ "misaligned", test_odd_anon },
+	{ "misaligned huge pages", test_odd_thp },
+	{ "read-only memslot", test_readonly_slot },
+	{ "read-only memory", test_readonly_host },
+	{ "no access", test_no_access },
+	{ "copy on write", test_copy_on_write },
+	{ "zero page", test_zero_page_small },
+	{ "huge zero page", test_zero_page_huge },
+	{ "secret memory", test_secretmem },
+	{ "userfaultfd: missing", test_uffd_missing },
+	{ "userfaultfd: write-protected", test_uffd_wp },
+	{ "several vCPUs", test_vcpus },
+	{ "while vCPUs run", test_while_running },
+	{ "dirty log", test_dirty_log_small },
+	{ "dirty log of huge pages", test_dirty_log_thp },
+	{ "dirty log, manually cleared", test_dirty_log_clear },
+	{ "clean pages", test_clean },
+};
+
+int main(void)
+{
+	gtdp_require(KVM_GLOBAL_TDP_POPULATE);
+	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+}
