@@ -100,7 +100,7 @@ ROWS: list[tuple[str, Value]] = [
     ("whole migration, ms", _migration("total-time")),
     ("rounds over memory", _migration("ram", "dirty-sync-count")),
     ("MiB sent", _migration("ram", "transferred", scale=1 << 20)),
-    ("stamped pages checked after resume", lambda case: case.pages),
+    ("pages checked after resume", lambda case: case.pages),
     ("  of them wrong", lambda case: case.mismatches),
 ]
 

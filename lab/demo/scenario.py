@@ -85,7 +85,8 @@ async def _move(job: Job, source: Vm, destination: Vm, path: Path) -> dict[str, 
     switched = job.mode != "postcopy"
     for _ in range(MIGRATE_SECONDS * 20):
         info = await source.do("query_migrate")
-        if info["status"] == "completed":
+        # QEMU says so a moment before it has added up the times.
+        if info["status"] == "completed" and info["total-time"]:
             return info
         if info["status"] in ("failed", "cancelled"):
             why = info.get("error-desc", "no reason given")
