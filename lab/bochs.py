@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import threading
 import time
+import tty
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,7 @@ kernel /vmlinuz
 append initrd=/initrd console=ttyS0,115200 rdinit=/init nokaslr tsc=reliable panic=-1
 """
 LOADER_FILES = ("/usr/lib/ISOLINUX/isolinux.bin", "/usr/lib/syslinux/modules/bios/ldlinux.c32")
+_SCREEN = re.compile(rb'connected to screen "(/dev/pts/\d+)"')
 ISO = ("-b", "isolinux.bin", "-c", "boot.cat", "-no-emul-boot", "-boot-load-size", "4")
 
 
@@ -179,11 +181,23 @@ def _done(console: Path) -> bool:
 
 
 def _drain(terminal: int) -> None:
+    """Read what Bochs prints, and its screen: nobody doing so stops it when that is full."""
+    printed = b""
+    while text := _read(terminal):
+        printed += text
+        if match := _SCREEN.search(printed):
+            screen = os.open(match[1], os.O_RDONLY | os.O_NOCTTY)
+            tty.setraw(screen)
+            threading.Thread(target=_drain, args=(screen,), daemon=True).start()
+            printed = b""
+    os.close(terminal)
+
+
+def _read(terminal: int) -> bytes:
     try:
-        while os.read(terminal, 4096):
-            pass
+        return os.read(terminal, 4096)
     except OSError:  # the other side is gone
-        os.close(terminal)
+        return b""
 
 
 def _outcomes(commands: Sequence[str], console: str) -> Iterator[Outcome]:
