@@ -119,11 +119,12 @@ def on_ept(tests: Sequence[Test], params: str, timeout: float) -> Report:
     results = bochs.run(commands, programs, params, timeout=timeout)
     for test, result in zip(tests, results, strict=True):
         took = _TOOK.search(result.output)
-        seconds = float(took[1]) if took else test.timeout
+        seconds = int(took[1]) / 100 if took else test.timeout
         status = None if result.status in (*_KILLED, boot.TIMED_OUT) else result.status
         outcome = judge(test.name, status, seconds, _TOOK.sub("", result.output))
         if status is None and not took:
-            reason = f"not ended when the {timeout:.0f} s of the machine were up"
+            reason = "not ended" if result.output.strip() else "not begun"
+            reason += f" when the machine died or its {timeout:.0f} s were up"
             outcome = Outcome(test.name, State.FAILED, reason=reason, output=result.output)
         elif result.status == boot.COMPLAINED:
             reason = "passed, but the kernel complained"
@@ -140,8 +141,9 @@ def _timed(test: Test) -> str:
     argv = shlex.join(
         str(Path(word).relative_to(ROOT)) if _is_program(word) else word for word in test.argv
     )
+    uptime = "$(cut -d' ' -f1 /proc/uptime | tr -d .)"
     return (
-        f"echo '{MARK}{test.name}' >/dev/kmsg; begun=$(cut -d. -f1 /proc/uptime)\n"
+        f"echo '{MARK}{test.name}' >/dev/kmsg; begun={uptime}\n"
         f"timeout -s KILL {test.timeout:.0f} {argv}; status=$?\n"
-        'echo "lab: took $(($(cut -d. -f1 /proc/uptime) - begun))"; exit $status'
+        f'echo "lab: took $(({uptime} - begun))"; exit $status'
     )
