@@ -2,7 +2,7 @@
 
     python -m lab.suite.inside DIRECTORY
 
-DIRECTORY holds plan.json, a list of {number, name, argv, timeout}. It gets for each test
+DIRECTORY holds plan.json, a list of tests with a number each. It gets for each test
 what it printed (NUMBER.txt) and a line of results.jsonl once it has ended. A line that
 is missing there, of a test that has an output, tells of a machine that died of it.
 
@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _KVM_CREATE_VM = 0xAE01
@@ -37,7 +38,10 @@ def main() -> None:
         for test in plan:
             _mark(test["name"])
             began = time.monotonic()
-            status = _run(test["argv"], test["timeout"], directory / f"{test['number']}.txt")
+            with _reserved(test.get("huge_pages", 0)):
+                status = _run(
+                    test["argv"], test["timeout"], directory / f"{test['number']}.txt"
+                )
             seconds = round(time.monotonic() - began, 1)
             word = {0: "ok", 4: "skip", None: "TIMEOUT"}.get(status, "FAIL")
             print(f"  {word:8}{seconds:6.1f} s  {test['name']}", flush=True)
@@ -79,6 +83,16 @@ def _end(program: subprocess.Popen[bytes]) -> None:
         os.killpg(program.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
         program.wait(20)
+
+
+@contextmanager
+def _reserved(huge_pages: int) -> Iterator[None]:
+    file = Path("/proc/sys/vm/nr_hugepages")
+    if huge_pages:
+        file.write_text(f"{huge_pages}\n")
+    yield
+    if huge_pages:
+        file.write_text("0\n")
 
 
 def _mark(name: str) -> None:

@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from lab import bochs, boot
@@ -62,10 +62,7 @@ def _boot(name: str, tests: list[Test], params: str, stock: bool, report: Report
     directory = DIRECTORY / re.sub(r"\W+", "-", name)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    plan = [
-        {"number": number, "name": test.name, "argv": test.argv, "timeout": test.timeout}
-        for number, test in enumerate(tests)
-    ]
+    plan = [{"number": number, **asdict(test)} for number, test in enumerate(tests)]
     (directory / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
     command = (VENV_BIN / "python", "-B", "-m", "lab.suite.inside", directory)
     limit = _BOOT_SECONDS + min(_LONGEST, sum(test.timeout for test in tests))

@@ -19,7 +19,7 @@ _ARGUMENTS: dict[str, list[tuple[str, ...]]] = {
     "dirty_log_perf_test": [(*_PERF, "-i", "2")],
     "dirty_log_test": [("-M", mode) for mode in ("dirty-log", "clear-log", "dirty-ring")],
     "kvm_page_table_test": [("-b", "64M", "-v", "2")],
-    "max_guest_memory_test": [("-c", "2", "-m", "2", "-s", "1")],
+    "max_guest_memory_test": [("-c", "2", "-m", "1", "-s", "1")],
     "memslot_modification_stress_test": [("-i", "20")],
     "memslot_perf_test": [("-l", "1", "-s", "64")],
     "x86_64/dirty_log_page_splitting_test": [("-b", "64M")],
@@ -28,6 +28,9 @@ _ARGUMENTS: dict[str, list[tuple[str, ...]]] = {
 
 _SCRIPTS = {"x86_64/nx_huge_pages_test": "x86_64/nx_huge_pages_test.sh"}
 """Programs that want the shell script beside them to be run."""
+
+_HUGE_PAGES = {"x86_64/dirty_log_page_splitting_test": 72}
+"""What a program wants reserved, of 2 MiB each."""
 
 _LEFT_OUT = {
     "hardware_disable_test": "left out: does not end within 120 s on an emulated CPU",
@@ -53,6 +56,7 @@ class Test:
     name: str
     argv: tuple[str, ...]
     timeout: float = TIMEOUT
+    huge_pages: int = 0
     left_out: str = ""
     """Why it is not run, if so."""
     known_to_fail: str = ""
@@ -93,6 +97,7 @@ def _test(program: str, *args: str) -> Test:
         name=" ".join((name, *args)),
         argv=(*(("bash",) if path.suffix == ".sh" else ()), str(path), *args),
         timeout=_LONG if program in _ARGUMENTS else TIMEOUT,
+        huge_pages=_HUGE_PAGES.get(program, 0),
         left_out=_LEFT_OUT.get(name, ""),
         known_to_fail=_EMULATION.get(name, ""),
     )
