@@ -59,6 +59,8 @@ class Outcome(NamedTuple):
     cmd: str
     status: int
     output: str
+    seconds: float
+    """Of the real clock, give or take one; those of the guest are 20 times longer."""
 
 
 def run(
@@ -83,7 +85,7 @@ def run(
     _make_disc(directory, kernel)
     (directory / "bochsrc").write_text(SETTINGS.format(mem=mem))
     (directory / "debugger").write_text("c\n")
-    _power_on(directory, timeout)
+    marks = _power_on(directory, timeout)
     if not (directory / "console").exists():
         raise LabError(f"bochs did not start; {directory / 'bochs.log'} may say why")
     console = (directory / "console").read_text(errors="replace").replace("\r", "")
@@ -92,7 +94,7 @@ def run(
     if splat.BEGIN not in console:
         boot.show_tail(console)
         raise LabError(f"the guest did not boot; its console is {directory / 'console'}")
-    return list(_outcomes(commands, console))
+    return list(_outcomes(commands, console, marks))
 
 
 def _make_initramfs(
@@ -150,8 +152,11 @@ def _make_disc(directory: Path, kernel: Kernel) -> None:
     shutil.rmtree(disc)
 
 
-def _power_on(directory: Path, timeout: float) -> None:
-    """Run the machine until its init is done or the time is up."""
+def _power_on(directory: Path, timeout: float) -> list[float]:
+    """Run the machine until its init is done or the time is up.
+
+    Return when each command began and ended, in turns.
+    """
     ours, its = pty.openpty()
     machine = subprocess.Popen(
         ["bochs", "-q", "-f", "bochsrc", "-rc", "debugger"],
@@ -163,21 +168,33 @@ def _power_on(directory: Path, timeout: float) -> None:
         start_new_session=True,
     )
     os.close(its)
+    os.write(ours, b"\n")  # Bochs sleeps with its CPU while nothing is there to be read
     drain = threading.Thread(target=_drain, args=(ours,), daemon=True)
     drain.start()
     console, end = directory / "console", time.monotonic() + timeout
+    marks: list[float] = []
     with shell.console.status("Bochs: booting, then running; minutes"):
         while machine.poll() is None and time.monotonic() < end and not _done(console):
             time.sleep(1)
+            marks += [time.monotonic()] * (_marks(console) - len(marks))
     machine.kill()
     machine.wait()
     drain.join()
     (directory / "disc.iso").unlink()
+    return [*marks, *[time.monotonic()] * (_marks(console) + 1 - len(marks))]
 
 
 def _done(console: Path) -> bool:
-    text = console.read_bytes() if console.exists() else b""
+    text = _read_console(console)
     return any(mark in text for mark in (b"lab: end", b"lab: failure", b"Kernel panic"))
+
+
+def _marks(console: Path) -> int:
+    return len(re.findall(rb"^lab: (?:run|status) \d", _read_console(console), flags=re.M))
+
+
+def _read_console(console: Path) -> bytes:
+    return console.read_bytes() if console.exists() else b""
 
 
 def _drain(terminal: int) -> None:
@@ -200,11 +217,14 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def _outcomes(commands: Sequence[str], console: str) -> Iterator[Outcome]:
+def _outcomes(
+    commands: Sequence[str], console: str, marks: Sequence[float]
+) -> Iterator[Outcome]:
     for number, cmd in enumerate(commands):
         _, _, rest = console.partition(f"lab: run {number:03}\n")
         output, done, after = rest.partition(f"lab: status {number:03} ")
         status = int(after.split()[0]) if done else boot.TIMED_OUT
         if splat.find(splat.BEGIN + output) and not status:
             status = boot.COMPLAINED
-        yield Outcome(cmd, status, output)
+        took = marks[2 * number : 2 * number + 2]
+        yield Outcome(cmd, status, output, took[-1] - took[0] if took else 0)
