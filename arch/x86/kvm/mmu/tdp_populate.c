@@ -593,6 +593,10 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
 
 	for_each_tdp_pte_min_level(iter, root, PG_LEVEL_2M, start, end) {
+		/* A table on the way down was zapped, and the walk went past it. */
+		if (iter.gfn > gfn)
+			break;
+
 		if (r.start != gfn) {
 			r.start = gfn;
 			r.end = min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) +
@@ -642,7 +646,10 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 		atomic64_add(absent, &p->kvm->stat.tdp_populate_absent);
 	}
 
-	return gfn - start ?: ret;
+	if (gfn > start)
+		return gfn - start;
+
+	return ret < 0 ? ret : -EBUSY;
 }
 
 /* The valid root with the wanted role, stable while mmu_lock is held. */
