@@ -19,13 +19,13 @@ _SNAPSHOT = "demo"
 
 async def run(job: Job, case: Case, directory: Path) -> None:
     """Fill in `case`; VmError if a guest or a migration fails."""
-    before = kvm.sec_pagetables_kib()
-    with kvm.tracing():
+    with kvm.tracing(), kvm.steady():
+        before = kvm.sec_pagetables_kib()
         if job.mode == "savevm":
             await _restore(job, case, directory)
         else:
             await _migrate(job, case, directory)
-    case.sec_pagetables_kib -= before
+        case.sec_pagetables_kib -= before
 
 
 async def _migrate(job: Job, case: Case, directory: Path) -> None:
