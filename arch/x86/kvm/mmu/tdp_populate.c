@@ -307,6 +307,38 @@ static unsigned int fill_new_table(struct kvm_tdp_populate *p,
 }
 
 /*
+ * Fill holes whose PTEs are plain, up to the first SPTE that is neither present
+ * nor a plain hole.  Returns the number of SPTEs that were passed.
+ */
+static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *spt,
+					      const pte_t *ptep, unsigned long nr,
+					      unsigned int *installed)
+{
+	const u64 plain = p->plain_pte, template = p->template[1];
+	const u64 pfn_mask = PTE_PFN_MASK;
+	unsigned long i, present = 0;
+
+	for (i = 0; i < nr; i++) {
+		u64 old_spte = READ_ONCE(spt[i]), pte;
+
+		if (old_spte != SHADOW_NONPRESENT_VALUE) {
+			if (!is_shadow_present_pte(old_spte))
+				break;
+			present++;
+			continue;
+		}
+
+		pte = native_pte_val(READ_ONCE(ptep[i])) ^ plain;
+		if (unlikely(pte & HOST_PTE_CHECKED) ||
+		    !try_cmpxchg64(&spt[i], &old_spte, (pte & pfn_mask) | template))
+			break;
+	}
+
+	*installed += i - present;
+	return i;
+}
+
+/*
  * Fill the holes of a page table that is in use.  Everyone who changes SPTEs
  * with mmu_lock held for read does so by compare-exchange, and nobody waits
  * for a hole to stay one, so the only thing to respect is a frozen SPTE.
@@ -331,18 +363,19 @@ static unsigned int fill_holes(struct kvm_tdp_populate *p,
 		m = host_mapping(p->kvm, hva, stop - i);
 
 		for (j = 0; j < m.nr; j++) {
-			u64 old_spte = READ_ONCE(spt[i + j]);
-			u64 pte, spte;
+			u64 old_spte, spte;
 
+			if (m.ptep)
+				j += fill_plain_holes(p, spt + i + j, m.ptep + j,
+						      m.nr - j, installed);
+			if (j == m.nr)
+				break;
+
+			old_spte = READ_ONCE(spt[i + j]);
 			if (is_shadow_present_pte(old_spte))
 				continue;
 
-			pte = host_pte(&m, j);
-			if (likely(!((pte ^ p->plain_pte) & HOST_PTE_CHECKED)))
-				spte = p->template[1] | (pte & PTE_PFN_MASK);
-			else
-				spte = make_one(p, root, gfn + j, pte);
-
+			spte = make_one(p, root, gfn + j, host_pte(&m, j));
 			if (is_shadow_present_pte(spte) && !is_frozen_spte(old_spte) &&
 			    try_cmpxchg64(&spt[i + j], &old_spte, spte))
 				(*installed)++;
@@ -388,7 +421,7 @@ static int install_huge(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 	spte = make_populate_spte(p->kvm, root, p->slot, iter->level, iter->gfn,
 				  pfn & -KVM_PAGES_PER_HPAGE(iter->level), writable);
 
-	if (tdp_mmu_set_spte_atomic(p->kvm, iter, spte))
+	if (kvm_tdp_mmu_set_spte_atomic(p->kvm, iter, spte))
 		return -EBUSY;
 
 	if (was_table)
