@@ -316,10 +316,10 @@ static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *s
 {
 	const u64 plain = p->plain_pte, template = p->template[1];
 	const u64 pfn_mask = PTE_PFN_MASK;
-	unsigned long i, present = 0;
+	unsigned long left, present = 0;
 
-	for (i = 0; i < nr; i++) {
-		u64 old_spte = READ_ONCE(spt[i]), pte;
+	for (left = nr; left; left--, spt++, ptep++) {
+		u64 old_spte = READ_ONCE(*spt), pte;
 
 		if (old_spte != SHADOW_NONPRESENT_VALUE) {
 			if (!is_shadow_present_pte(old_spte))
@@ -328,14 +328,14 @@ static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *s
 			continue;
 		}
 
-		pte = native_pte_val(READ_ONCE(ptep[i])) ^ plain;
+		pte = native_pte_val(READ_ONCE(*ptep)) ^ plain;
 		if (unlikely(pte & HOST_PTE_CHECKED) ||
-		    !try_cmpxchg64(&spt[i], &old_spte, (pte & pfn_mask) | template))
+		    !try_cmpxchg64(spt, &old_spte, (pte & pfn_mask) | template))
 			break;
 	}
 
-	*installed += i - present;
-	return i;
+	*installed += nr - left - present;
+	return nr - left;
 }
 
 /*
