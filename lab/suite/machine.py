@@ -13,7 +13,7 @@ from lab.error import LabError
 from lab.paths import BUILD, ROOT, SELFTESTS, VENV_BIN
 from lab.suite.inside import MARK
 from lab.suite.outcome import Outcome, State, judge
-from lab.suite.tests import Test
+from lab.suite.tests import DEFAULT_CPUS, Test
 
 DIRECTORY = BUILD / "test"
 
@@ -42,18 +42,23 @@ def signature(splat: str) -> str:
 def on_npt(
     label: str, tests: Sequence[Test], params: str = "", *, stock: bool = False
 ) -> Report:
-    """Run the tests in one boot; a machine that dies of one is booted again for the rest."""
+    """Run the tests in a boot for each number of CPUs they want.
+
+    A machine that dies of a test is booted again for the rest.
+    """
     report = Report()
-    left = list(tests)
-    for attempt in range(_BOOTS):
-        if not left:
-            break
-        name = f"{label}, boot {attempt + 1}" if attempt else label
-        _boot(name, left, params, stock, report)
-        left = [test for test in left if test.name not in report.outcomes]
-    for test in left:
-        reason = f"not run: the machine died {_BOOTS} times"
-        report.outcomes[test.name] = Outcome(test.name, State.FAILED, reason=reason)
+    for cpus in sorted({test.cpus for test in tests}, reverse=True):
+        left = [test for test in tests if test.cpus == cpus]
+        for attempt in range(_BOOTS):
+            if not left:
+                break
+            name = f"{label}, {cpus} CPUs" if cpus != DEFAULT_CPUS else label
+            name = f"{name}, boot {attempt + 1}" if attempt else name
+            _boot(name, left, params, stock, report)
+            left = [test for test in left if test.name not in report.outcomes]
+        for test in left:
+            reason = f"not run: the machine died {_BOOTS} times"
+            report.outcomes[test.name] = Outcome(test.name, State.FAILED, reason=reason)
     return report
 
 
@@ -68,7 +73,11 @@ def _boot(name: str, tests: list[Test], params: str, stock: bool, report: Report
     died = ""
     try:
         result = boot.run(
-            shlex.join(map(str, command)), params=params, stock=stock, timeout=limit
+            shlex.join(map(str, command)),
+            cpus=tests[0].cpus,
+            params=params,
+            stock=stock,
+            timeout=limit,
         )
     except LabError as error:
         died = str(error).replace(f"{ROOT}/", "")
