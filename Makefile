@@ -8,7 +8,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
 	$(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(BACKEND),--backend $(BACKEND))
 
-.PHONY: help setup tree series refresh modules selftests check test bench lab lint clean
+.PHONY: demo help setup tree series refresh modules selftests check test bench lab lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -39,6 +39,9 @@ check: build/.setup ## run the series' tests on NPT, global_tdp=1; two minutes [
 
 test: build/.setup ## run every test: the series' on NPT and EPT, the kernel's own against stock modules
 	@$(lab) test --tests "$$TESTS"
+
+demo: build/.setup ## live-migrate a real guest, Global TDP off and on [ARGS='--mode postcopy --backend memfd']
+	@$(lab) demo $(ARGS)
 
 bench: build/.setup ## count instructions a page with stock modules and with ours, against targets
 	@$(lab) bench

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lab import bench, bochs, boot, lint, modules, paths, refresh, selftests, series, tree
+from lab.demo import cli as demo
 from lab.error import LabError
 from lab.suite import cli as suite
 
@@ -93,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     suite.configure(add("test", suite.run, "run all tests: the series' and the kernel's own"))
     suite.configure_check(add("check", suite.check, "run the series' tests on NPT"))
     bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
+    demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
     add("lint", _lint, "look through the lab with ruff, the series with checkpatch")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top
