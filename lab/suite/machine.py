@@ -4,11 +4,12 @@ import json
 import re
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from lab import bochs, boot
+from lab import bochs, boot, splat
 from lab.error import LabError
 from lab.paths import BUILD, ROOT, SELFTESTS, VENV_BIN
 from lab.suite.inside import MARK
@@ -22,7 +23,10 @@ _LONGEST = 1200
 _BOOTS = 3
 _KILLED = (128 + 9, 128 + 15)
 _SPLAT_HEAD = re.compile(r"^(?:<\d+>)?\[ *\d+\.\d+\]\s*(?:\[[ TC]\d+\]\s*)?")
-_VARYING = re.compile(r"CPU: \d+|PID: \d+|0x[0-9a-f]+|\b[0-9a-f]{16}\b|/\d+")
+_VARYING = re.compile(
+    r"CPU: \d+ |PID: \d+ |\+0x[0-9a-f]+/0x[0-9a-f]+|0x[0-9a-f]+|\b[0-9a-f]{16}\b|/\S*/kmod/"
+)
+_HEAD_LINES = 12
 
 
 @dataclass
@@ -33,9 +37,9 @@ class Report:
     splats: list[Outcome] = field(default_factory=list)
 
 
-def signature(splat: str) -> str:
+def signature(text: str) -> str:
     """Return the head of a complaint without what differs from run to run."""
-    head = _SPLAT_HEAD.sub("", splat.strip().splitlines()[0])
+    head = _SPLAT_HEAD.sub("", text.strip().splitlines()[0])
     return _VARYING.sub("", head).strip()
 
 
@@ -87,7 +91,7 @@ def _boot(name: str, tests: list[Test], params: str, stock: bool, report: Report
         if result.status == boot.TIMED_OUT:
             died = f"the machine did not end within {limit:.0f} s"
         console = (result.directory / "console").read_text(errors="replace")
-        report.splats += [_complaint(text, console) for text in result.splats]
+        report.splats += _complaints(result.splats, console)
     _collect(directory, tests, died, report)
 
 
@@ -107,13 +111,21 @@ def _collect(directory: Path, tests: list[Test], died: str, report: Report) -> N
         report.outcomes[test.name] = outcome
 
 
-def _complaint(text: str, console: str) -> Outcome:
-    """Return a complaint of the kernel as a failed test, with the test it came up in."""
+def _complaints(splats: Sequence[str], console: str) -> list[Outcome]:
+    """Return each complaint of the kernel, once, as a failed test of its own."""
+    counts = Counter(map(signature, splats))
+    firsts = {signature(text): text for text in reversed(splats)}
+    return [_complaint(text, console, counts[head]) for head, text in firsts.items()]
+
+
+def _complaint(text: str, console: str, times: int) -> Outcome:
     before, _, _ = console.partition(text.splitlines()[0])
     _, found, rest = before.rpartition(MARK)
     during = f" during {rest.splitlines()[0].strip()}" if found else ""
     name = f"kernel log ({signature(text)})"
-    return Outcome(name, State.FAILED, reason=f"the kernel complained{during}", output=text)
+    reason = f"the kernel complained {times} times, first{during}"
+    head = "\n".join(text.splitlines()[:_HEAD_LINES])
+    return Outcome(name, State.FAILED, reason=reason, output=head)
 
 
 def on_ept(tests: Sequence[Test], params: str, timeout: float) -> Report:
@@ -123,16 +135,16 @@ def on_ept(tests: Sequence[Test], params: str, timeout: float) -> Report:
     report = Report()
     results = bochs.run(commands, programs, params, timeout=timeout)
     for test, result in zip(tests, results, strict=True):
-        status = None if result.status in _KILLED else result.status
+        ended = {boot.COMPLAINED: 0, **dict.fromkeys(_KILLED)}
+        status = ended.get(result.status, result.status)
         outcome = judge(test.name, status, result.seconds, result.output)
         if status == boot.TIMED_OUT:
             reason = "not ended" if result.output.strip() else "not begun"
             reason += f" when the machine died or its {timeout:.0f} s were up"
             outcome = replace(outcome, reason=reason)
-        elif result.status == boot.COMPLAINED:
-            reason = "passed, but the kernel complained"
-            outcome = replace(outcome, state=State.FAILED, reason=reason)
         report.outcomes[test.name] = outcome
+    console = splat.BEGIN + "\n" + "".join(result.output for result in results)
+    report.splats += _complaints(splat.find(console), console)
     return report
 
 
