@@ -12,8 +12,9 @@ from lab.error import LabError
 from lab.paths import LINUX
 from lab.shell import console
 
-# Trace events can not be written without open-ended lines.
-IGNORED = ("FILE_PATH_CHANGES", "OPEN_ENDED_LINE")
+# Trace events can not be written without open-ended lines, nor iterators as the TDP
+# MMU has them without bare statements in a macro.
+IGNORED = ("FILE_PATH_CHANGES", "OPEN_ENDED_LINE", "COMPLEX_MACRO")
 """Types that say nothing here: MAINTAINERS has an entry for KVM's directories."""
 
 

@@ -26,6 +26,10 @@ static bool __read_mostly global_tdp;
 module_param(global_tdp, bool, 0444);
 MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of their vCPUs' faults");
 
+static unsigned int __read_mostly global_tdp_threads = 4;
+module_param(global_tdp_threads, uint, 0644);
+MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build its TDP page tables");
+
 #define KVM_GTDP_FEATURES	(KVM_GLOBAL_TDP_FOLLOW | \
 				 KVM_GLOBAL_TDP_FAULT_AROUND | \
 				 KVM_GLOBAL_TDP_POPULATE)
@@ -37,6 +41,17 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 /* Regions that are looked at, or passed over, per SRCU read-side section. */
 #define GTDP_LOOKS_PER_BATCH	16
 #define GTDP_REGIONS_PER_BATCH	4096
+
+/*
+ * A pass is shared with helpers if, after a number of looks, it turns out to be
+ * worthwhile.  They take turns of so many regions, i.e. 64MiB.
+ */
+#define GTDP_LOOKS_TO_SHARE	64
+#define GTDP_TURN_PAGES		(32 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
+
+/* Helpers of a VM, each for so much of its memory, 4GiB, and at most. */
+#define GTDP_HELPER_PAGES	(1ul << (32 - PAGE_SHIFT))
+#define GTDP_MAX_HELPERS	7
 
 /* log2 of the passes, or faults, to skip after looks in vain, at most. */
 #define GTDP_BACKOFF_NEW	3
@@ -75,6 +90,35 @@ struct kvm_gtdp_region {
 	u8 fault_backoff;
 };
 
+/* The follower's walk over the memslots, or a helper's share of it. */
+struct gtdp_pass {
+	struct kvm_tdp_populate p;
+	int as_id;
+	/* Where to go on. */
+	gfn_t gfn;
+	/* Take every nth turn of so many. */
+	unsigned int turn;
+	unsigned int nr_turns;
+	/* Look at what has been told to wait for more memory, too. */
+	bool settle;
+	/* Don't come back to what is looked at in vain. */
+	bool last;
+	/* A region that was zapped, or that userfaultfd is to fill, must wait. */
+	bool waiting;
+	unsigned long looks;
+};
+
+struct gtdp_helper {
+	struct vhost_task *task;
+	enum {
+		GTDP_HELPER_IDLE,
+		GTDP_HELPER_BUSY,
+		GTDP_HELPER_DEAD,
+	} state;
+	struct gtdp_pass pass;
+	struct completion done;
+};
+
 struct kvm_gtdp {
 	struct kvm *kvm;
 	/* KVM_GLOBAL_TDP_*, constant once there is a vCPU. */
@@ -82,6 +126,9 @@ struct kvm_gtdp {
 
 	struct once follower_once;
 	struct vhost_task *follower;
+	/* The first nr_helpers exist; it only grows as long as the VM lives. */
+	unsigned int nr_helpers;
+	struct gtdp_helper helpers[GTDP_MAX_HELPERS];
 	/* Something was marked since the follower's last pass. */
 	bool marked;
 	/* And someone is waiting for it: don't sleep any longer. */
@@ -121,6 +168,15 @@ static gfn_t gtdp_slot_end(const struct kvm_memory_slot *slot)
 	return slot->base_gfn + slot->npages;
 }
 
+/*
+ * Memslot updates wait for SRCU readers, with slots_lock held, and there are many
+ * in the blackout of a migration: be brief if one may be waiting.
+ */
+static bool gtdp_must_be_brief(struct kvm *kvm)
+{
+	return mutex_is_locked(&kvm->slots_lock);
+}
+
 /* The next look is only worthwhile after twice as many others. */
 static void gtdp_back_off(u8 *wait, u8 *backoff, u8 max)
 {
@@ -148,15 +204,20 @@ static void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
 {
 	struct vhost_task *follower;
 
-	if (urgent)
-		WRITE_ONCE(gtdp->urgent, true);
-	else if (READ_ONCE(gtdp->marked))
+	/*
+	 * If the follower has been told and has not begun its pass yet, that
+	 * will find what has just been marked.  Pairs with gtdp_follow().
+	 */
+	smp_mb();
+	if (READ_ONCE(gtdp->marked) && (!urgent || READ_ONCE(gtdp->urgent)))
 		return;
 
 	/*
-	 * The follower looks at this after it has announced to sleep, and
+	 * The follower looks at these after it has announced to sleep, and
 	 * waking it up implies a barrier, so one of the two is noticed.
 	 */
+	if (urgent)
+		WRITE_ONCE(gtdp->urgent, true);
 	WRITE_ONCE(gtdp->marked, true);
 	follower = READ_ONCE(gtdp->follower);
 	if (follower)
@@ -174,8 +235,12 @@ static void gtdp_mark(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end
 	last = gtdp_region(slot, end - 1);
 	for (r = gtdp_region(slot, start); r <= last; r++) {
 		if (todo == GTDP_ZAPPED) {
-			/* Memory in churn is left alone for longer and longer. */
-			gtdp_back_off(&r->wait, &r->backoff, GTDP_BACKOFF_ZAPPED);
+			/*
+			 * Memory in churn is left alone for longer and longer;
+			 * what is zapped page by page counts once.
+			 */
+			if (READ_ONCE(r->todo) != GTDP_ZAPPED)
+				gtdp_back_off(&r->wait, &r->backoff, GTDP_BACKOFF_ZAPPED);
 		} else {
 			WRITE_ONCE(r->wait, 0);
 			WRITE_ONCE(r->backoff, 0);
@@ -183,6 +248,12 @@ static void gtdp_mark(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end
 		WRITE_ONCE(r->fault_wait, 0);
 		WRITE_ONCE(r->todo, todo);
 	}
+}
+
+bool __kvm_gtdp_follows(struct kvm *kvm, const struct kvm_memory_slot *slot)
+{
+	return kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) && !slot->as_id &&
+	       READ_ONCE(kvm->arch.gtdp->follower);
 }
 
 void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
@@ -204,21 +275,6 @@ void __kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
 	kvm_for_each_memslot_in_gfn_range(&iter, slots, start, end)
 		__kvm_gtdp_zapped(kvm, iter.slot, max(start, iter.slot->base_gfn),
 				  min(end, gtdp_slot_end(iter.slot)));
-}
-
-void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
-			     enum kvm_mr_change change)
-{
-	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) ||
-	    change == KVM_MR_DELETE || slot->as_id)
-		return;
-
-	/* Starting to log gains nothing, ending it may gain huge pages. */
-	if (change == KVM_MR_FLAGS_ONLY && kvm_slot_dirty_track_enabled(slot))
-		return;
-
-	gtdp_mark(slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
-	gtdp_wake_follower(kvm->arch.gtdp, true);
 }
 
 int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
@@ -243,16 +299,27 @@ void kvm_gtdp_free_slot(struct kvm_memory_slot *slot)
 /*
  * Follower
  */
-struct gtdp_pass {
-	struct kvm_tdp_populate p;
-	/* Look at what has been told to wait for more memory, too. */
-	bool settle;
-	/* Don't come back to what is looked at in vain. */
-	bool last;
-	/* A region that was zapped must wait. */
-	bool waiting;
-	unsigned long looks;
-};
+
+/*
+ * Memory that userfaultfd is to deliver will arrive, however long it takes: the
+ * VMM ends that by unregistering it.
+ */
+static bool gtdp_is_awaited(struct gtdp_pass *pass, gfn_t gfn)
+{
+	struct mm_struct *mm = pass->p.kvm->mm;
+	struct vm_area_struct *vma;
+	bool awaited;
+
+	/* Ask again later. */
+	if (!mmap_read_trylock(mm))
+		return true;
+
+	vma = vma_lookup(mm, __gfn_to_hva_memslot(pass->p.slot, gfn));
+	awaited = vma && (vma->vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR));
+	mmap_read_unlock(mm);
+
+	return awaited;
+}
 
 static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		      gfn_t start, gfn_t end)
@@ -283,8 +350,13 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 	if (installed && todo == GTDP_NEW) {
 		WRITE_ONCE(r->backoff, 0);
 	} else if (!installed && ret != -EAGAIN) {
-		if (todo == GTDP_NEW ? pass->last : r->backoff == GTDP_BACKOFF_ZAPPED)
+		if (todo == GTDP_NEW && pass->last) {
+			if (!gtdp_is_awaited(pass, start))
+				return;
+			pass->waiting = true;
+		} else if (todo == GTDP_ZAPPED && r->backoff == GTDP_BACKOFF_ZAPPED) {
 			return;
+		}
 		gtdp_back_off(&r->wait, &r->backoff,
 			      todo == GTDP_NEW ? GTDP_BACKOFF_NEW : GTDP_BACKOFF_ZAPPED);
 	}
@@ -295,11 +367,18 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		WRITE_ONCE(r->todo, todo);
 }
 
+/* The end of the turn that @gfn is in; others' turns are passed over. */
+static gfn_t gtdp_turn_end(struct gtdp_pass *pass, gfn_t gfn, bool *skip)
+{
+	*skip = (gfn / GTDP_TURN_PAGES) % pass->nr_turns != pass->turn;
+	return ALIGN_DOWN(gfn, GTDP_TURN_PAGES) + GTDP_TURN_PAGES;
+}
+
 /*
- * Look at some regions from *@gfn on.  SRCU is not held for long, as memslot
- * updates wait for it.  Returns false at the end of the address space.
+ * Look at some regions from pass->gfn on.  SRCU is not held for long, as
+ * memslot updates wait for it.  Returns false at the end of the address space.
  */
-static bool gtdp_pass_batch(struct gtdp_pass *pass, int as_id, gfn_t *gfn)
+static bool gtdp_pass_batch(struct gtdp_pass *pass)
 {
 	int regions = GTDP_REGIONS_PER_BATCH, looks = GTDP_LOOKS_PER_BATCH;
 	const gfn_t max_gfn = kvm_mmu_max_gfn() + 1;
@@ -307,27 +386,31 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass, int as_id, gfn_t *gfn)
 	struct kvm_memslot_iter iter;
 	struct kvm_gtdp_region *r;
 	gfn_t start, end;
-	bool zapped;
+	bool zapped, skip;
 
 	guard(srcu)(&kvm->srcu);
 
 	/* VMAs are known for as long as memslots can't go away. */
 	pass->p.vma_end = 0;
 
-	kvm_for_each_memslot_in_gfn_range(&iter, __kvm_memslots(kvm, as_id),
-					  *gfn, max_gfn) {
+	kvm_for_each_memslot_in_gfn_range(&iter, __kvm_memslots(kvm, pass->as_id),
+					  pass->gfn, max_gfn) {
 		pass->p.slot = iter.slot;
 		if (!iter.slot->arch.gtdp_regions)
 			continue;
 
-		for (start = max(*gfn, iter.slot->base_gfn);
+		for (start = max(pass->gfn, iter.slot->base_gfn);
 		     start < gtdp_slot_end(iter.slot); start = end) {
-			end = gtdp_region_end(start, gtdp_slot_end(iter.slot));
-			*gfn = start;
+			pass->gfn = start;
 
 			if (!regions-- || !looks)
 				return true;
 
+			end = gtdp_turn_end(pass, start, &skip);
+			if (skip)
+				continue;
+
+			end = gtdp_region_end(start, gtdp_slot_end(iter.slot));
 			r = gtdp_region(iter.slot, start);
 			zapped = READ_ONCE(r->todo) == GTDP_ZAPPED;
 			if (!READ_ONCE(r->todo))
@@ -339,34 +422,124 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass, int as_id, gfn_t *gfn)
 			}
 
 			gtdp_look(pass, r, start, end);
-			looks--;
+			looks = gtdp_must_be_brief(kvm) ? 0 : looks - 1;
 		}
-		*gfn = start;
+		pass->gfn = start;
 	}
 
 	return false;
 }
 
+static bool gtdp_pass_on(struct gtdp_pass *pass)
+{
+	cond_resched();
+
+	return !signal_pending(current) && !READ_ONCE(pass->p.kvm->arch.gtdp->stop);
+}
+
+static bool gtdp_help(void *data)
+{
+	struct gtdp_helper *helper = data;
+	u64 start;
+
+	/* The pass was written before, see gtdp_share(). */
+	if (smp_load_acquire(&helper->state) != GTDP_HELPER_BUSY)
+		return false;
+
+	__set_current_state(TASK_RUNNING);
+
+	start = ktime_get_ns();
+	while (gtdp_pass_batch(&helper->pass) && gtdp_pass_on(&helper->pass))
+		;
+	kvm_tdp_populate_end(&helper->pass.p);
+	atomic64_add(ktime_get_ns() - start, &helper->pass.p.kvm->stat.tdp_populate_time_ns);
+
+	WRITE_ONCE(helper->state, GTDP_HELPER_IDLE);
+	complete(&helper->done);
+	return true;
+}
+
+static void gtdp_helper_killed(void *data)
+{
+	struct gtdp_helper *helper = data;
+
+	if (xchg(&helper->state, GTDP_HELPER_DEAD) == GTDP_HELPER_BUSY)
+		complete(&helper->done);
+}
+
+/* Share what is left of @pass, which is the follower's, with the helpers. */
+static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
+{
+	struct gtdp_helper *helper, *last;
+
+	/* So many are complete, see gtdp_create_helpers(). */
+	last = gtdp->helpers + smp_load_acquire(&gtdp->nr_helpers);
+
+	for (helper = gtdp->helpers; helper < last; helper++) {
+		if (READ_ONCE(helper->state) != GTDP_HELPER_IDLE)
+			continue;
+
+		helper->pass = *pass;
+		helper->pass.p = (struct kvm_tdp_populate) {
+			.kvm = pass->p.kvm,
+			.role = pass->p.role,
+		};
+		helper->pass.looks = 0;
+		helper->pass.turn = pass->nr_turns++;
+	}
+
+	for (helper = gtdp->helpers; helper < last; helper++) {
+		if (!helper->pass.turn)
+			continue;
+
+		helper->pass.nr_turns = pass->nr_turns;
+		if (cmpxchg(&helper->state, GTDP_HELPER_IDLE, GTDP_HELPER_BUSY) == GTDP_HELPER_IDLE)
+			vhost_task_wake(helper->task);
+		else
+			complete(&helper->done);
+	}
+}
+
+static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
+{
+	struct gtdp_helper *helper;
+
+	for (helper = gtdp->helpers; helper < gtdp->helpers + ARRAY_SIZE(gtdp->helpers); helper++) {
+		if (!helper->pass.turn)
+			continue;
+
+		/* Being killed or stopped, they return soon. */
+		wait_for_completion(&helper->done);
+		helper->pass.turn = 0;
+		pass->p.mapped += helper->pass.p.mapped;
+		pass->p.installed += helper->pass.p.installed;
+		pass->waiting |= helper->pass.waiting;
+		pass->looks += helper->pass.looks;
+	}
+
+	pass->nr_turns = 1;
+}
+
 static void gtdp_pass(struct kvm *kvm, struct gtdp_pass *pass)
 {
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
-	int as_id;
 
 	pass->p.kvm = kvm;
+	pass->nr_turns = 1;
 
-	for (as_id = 0; as_id < kvm_arch_nr_memslot_as_ids(kvm); as_id++) {
-		gfn_t gfn = 0;
-
-		if (!kvm_mmu_get_vm_root_role(kvm, as_id, &pass->p.role))
+	for (pass->as_id = 0; pass->as_id < kvm_arch_nr_memslot_as_ids(kvm); pass->as_id++) {
+		if (!kvm_mmu_get_vm_root_role(kvm, pass->as_id, &pass->p.role))
 			continue;
 
-		while (gtdp_pass_batch(pass, as_id, &gfn)) {
-			if (signal_pending(current) || READ_ONCE(gtdp->stop))
-				goto out;
-			cond_resched();
+		pass->gfn = 0;
+		while (gtdp_pass_batch(pass) && gtdp_pass_on(pass)) {
+			if (pass->nr_turns == 1 && pass->looks >= GTDP_LOOKS_TO_SHARE &&
+			    pass->p.installed > pass->looks)
+				gtdp_share(gtdp, pass);
 		}
+		gtdp_join(gtdp, pass);
 	}
-out:
+
 	kvm_tdp_populate_end(&pass->p);
 }
 
@@ -429,7 +602,7 @@ static bool gtdp_follow(void *data)
 
 	marked = READ_ONCE(gtdp->marked);
 	WRITE_ONCE(gtdp->urgent, false);
-	/* Clear before the look at the regions, as for the regions' own. */
+	/* Clear before the look at the regions; pairs with gtdp_wake_follower(). */
 	smp_store_mb(gtdp->marked, false);
 
 	resident = gtdp_resident(kvm->mm);
@@ -483,10 +656,59 @@ static void gtdp_follower_killed(void *data)
 {
 }
 
+/*
+ * As many as the VM's memory is worth, called by the VMM; there may be memory
+ * only after there are vCPUs.  The follower does without those that can't be
+ * created.
+ */
+static void gtdp_create_helpers(struct kvm_gtdp *gtdp)
+{
+	unsigned int nr = min3(READ_ONCE(global_tdp_threads), num_online_cpus(),
+			       GTDP_MAX_HELPERS + 1);
+	unsigned int i;
+
+	nr = min_t(u64, max(nr, 1) - 1, gtdp->kvm->nr_memslot_pages / GTDP_HELPER_PAGES);
+
+	for (i = gtdp->nr_helpers; i < nr; i++) {
+		struct gtdp_helper *helper = &gtdp->helpers[i];
+
+		init_completion(&helper->done);
+		helper->task = vhost_task_create(gtdp_help, gtdp_helper_killed,
+						 helper, "kvm-gtdp-help");
+		if (IS_ERR(helper->task))
+			return;
+
+		vhost_task_start(helper->task);
+		/* The follower may look at once; pairs with gtdp_share(). */
+		smp_store_release(&gtdp->nr_helpers, i + 1);
+	}
+}
+
+void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
+			     enum kvm_mr_change change)
+{
+	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) ||
+	    change == KVM_MR_DELETE || slot->as_id)
+		return;
+
+	/* Starting to log gains nothing, ending it may gain huge pages. */
+	if (change == KVM_MR_FLAGS_ONLY && kvm_slot_dirty_track_enabled(slot))
+		return;
+
+	/* Slots are changed one at a time; the follower comes with its own. */
+	if (READ_ONCE(kvm->arch.gtdp->follower))
+		gtdp_create_helpers(kvm->arch.gtdp);
+
+	gtdp_mark(slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
+	gtdp_wake_follower(kvm->arch.gtdp, true);
+}
+
 static int gtdp_create_follower(struct once *once)
 {
 	struct kvm_gtdp *gtdp = container_of(once, struct kvm_gtdp, follower_once);
 	struct vhost_task *follower;
+
+	gtdp_create_helpers(gtdp);
 
 	gtdp->sleep = GTDP_SLEEP_MIN;
 	gtdp->sleep_min = GTDP_SLEEP_MIN;
@@ -600,6 +822,8 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 				}
 				gfn += n;
 				retries = GTDP_RETRIES;
+				if (gtdp_must_be_brief(kvm))
+					break;
 			}
 		}
 		srcu_read_unlock(&kvm->srcu, idx);
@@ -699,7 +923,7 @@ int kvm_gtdp_init_vm(struct kvm *kvm)
 }
 
 /* Give memslots that exist already what new ones get. */
-static int gtdp_alloc_slots(struct kvm *kvm)
+static int gtdp_alloc_slots(struct kvm *kvm, u64 features)
 {
 	struct kvm_memory_slot *slot;
 	struct kvm_memslots *slots;
@@ -719,7 +943,7 @@ static int gtdp_alloc_slots(struct kvm *kvm)
 			if (r)
 				return r;
 
-			if (!slot->as_id)
+			if (features & KVM_GLOBAL_TDP_FOLLOW && !slot->as_id)
 				gtdp_mark(slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
 		}
 	}
@@ -757,7 +981,7 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 		smp_store_release(&kvm->arch.gtdp, gtdp);
 	}
 
-	r = gtdp_alloc_slots(kvm);
+	r = gtdp_alloc_slots(kvm, features);
 	if (!r)
 		WRITE_ONCE(kvm->arch.gtdp->features, features);
 	return r;
@@ -778,12 +1002,12 @@ void kvm_gtdp_pre_destroy_vm(struct kvm *kvm)
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 	struct vhost_task *follower;
 
-	if (!gtdp || !gtdp->follower)
+	if (!gtdp)
 		return;
 
 	/*
 	 * MMU notifiers, which are still to come, wake the follower with
-	 * mmu_lock held for write: from here on they don't.
+	 * mmu_lock held: from here on they don't.
 	 */
 	write_lock(&kvm->mmu_lock);
 	follower = gtdp->follower;
@@ -791,7 +1015,11 @@ void kvm_gtdp_pre_destroy_vm(struct kvm *kvm)
 	write_unlock(&kvm->mmu_lock);
 
 	WRITE_ONCE(gtdp->stop, true);
-	vhost_task_stop(follower);
+	if (follower)
+		vhost_task_stop(follower);
+
+	while (gtdp->nr_helpers)
+		vhost_task_stop(gtdp->helpers[--gtdp->nr_helpers].task);
 }
 
 void kvm_gtdp_destroy_vm(struct kvm *kvm)

@@ -32,6 +32,19 @@ static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features)
 	return unlikely(kvm->arch.gtdp) && __kvm_gtdp_has(kvm, features);
 }
 
+static inline bool kvm_gtdp_enabled(struct kvm *kvm)
+{
+	return kvm_gtdp_has(kvm, ~0ull);
+}
+
+/* Is there a follower, and does it look at the slot? */
+bool __kvm_gtdp_follows(struct kvm *kvm, const struct kvm_memory_slot *slot);
+static inline bool kvm_gtdp_follows(struct kvm *kvm,
+				    const struct kvm_memory_slot *slot)
+{
+	return unlikely(kvm->arch.gtdp) && __kvm_gtdp_follows(kvm, slot);
+}
+
 int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot);
 void kvm_gtdp_free_slot(struct kvm_memory_slot *slot);
 
@@ -94,6 +107,13 @@ static inline int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *arg
 }
 
 static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features) { return false; }
+static inline bool kvm_gtdp_enabled(struct kvm *kvm) { return false; }
+
+static inline bool kvm_gtdp_follows(struct kvm *kvm,
+				    const struct kvm_memory_slot *slot)
+{
+	return false;
+}
 
 static inline int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
 {

@@ -307,8 +307,28 @@ static unsigned int fill_new_table(struct kvm_tdp_populate *p,
 }
 
 /*
+ * When dirty logging ends, pages stay write-protected until a write to each of
+ * them has faulted, and fast_page_fault() made it writable again.  Do so ahead,
+ * by compare-exchange, too: logging can't begin anew while SRCU is held.
+ */
+#define SPTE_DONE	(SPTE_MMU_PRESENT_MASK | PT_WRITABLE_MASK)
+
+static bool is_log_leftover(const struct kvm_memory_slot *slot, u64 spte)
+{
+	return !kvm_slot_dirty_track_enabled(slot) && is_mmu_writable_spte(spte) &&
+	       !is_writable_pte(spte) && !is_access_track_spte(spte);
+}
+
+static void make_writable_again(const struct kvm_memory_slot *slot, u64 *sptep,
+				u64 old_spte)
+{
+	if (is_log_leftover(slot, old_spte))
+		try_cmpxchg64(sptep, &old_spte, old_spte | PT_WRITABLE_MASK);
+}
+
+/*
  * Fill holes whose PTEs are plain, up to the first SPTE that is neither present
- * nor a plain hole.  Returns the number of SPTEs that were passed.
+ * and writable nor a plain hole.  Returns the number of SPTEs that were passed.
  */
 static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *spt,
 					      const pte_t *ptep, unsigned long nr,
@@ -322,7 +342,7 @@ static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *s
 		u64 old_spte = READ_ONCE(*spt), pte;
 
 		if (old_spte != SHADOW_NONPRESENT_VALUE) {
-			if (!is_shadow_present_pte(old_spte))
+			if ((old_spte & SPTE_DONE) != SPTE_DONE)
 				break;
 			present++;
 			continue;
@@ -372,8 +392,10 @@ static unsigned int fill_holes(struct kvm_tdp_populate *p,
 				break;
 
 			old_spte = READ_ONCE(spt[i + j]);
-			if (is_shadow_present_pte(old_spte))
+			if (is_shadow_present_pte(old_spte)) {
+				make_writable_again(p->slot, &spt[i + j], old_spte);
 				continue;
+			}
 
 			spte = make_one(p, root, gfn + j, host_pte(&m, j));
 			if (is_shadow_present_pte(spte) && !is_frozen_spte(old_spte) &&
@@ -392,13 +414,18 @@ static unsigned int fill_holes(struct kvm_tdp_populate *p,
 	return end - start - nr_absent;
 }
 
-static bool is_table_full(const u64 *spt, gfn_t start, gfn_t end)
+/* No page is missing, or write-protected without need. */
+static bool is_table_full(const struct kvm_memory_slot *slot, const u64 *spt,
+			  gfn_t start, gfn_t end)
 {
 	const u64 *sptep = spt + (start & (SPTE_ENT_PER_PAGE - 1));
 	const u64 *last = sptep + (end - start);
+	u64 spte;
 
 	while (sptep < last) {
-		if (!is_shadow_present_pte(READ_ONCE(*sptep++)))
+		spte = READ_ONCE(*sptep++);
+		if ((spte & SPTE_DONE) != SPTE_DONE &&
+		    (!is_shadow_present_pte(spte) || is_log_leftover(slot, spte)))
 			return false;
 	}
 
@@ -533,6 +560,8 @@ static int populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 
 	if (is_shadow_present_pte(iter->old_spte)) {
 		if (is_large_pte(iter->old_spte)) {
+			make_writable_again(p->slot, rcu_dereference(iter->sptep),
+					    iter->old_spte);
 			r->leaf_level = iter->level;
 			return nr;
 		}
@@ -544,7 +573,7 @@ static int populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 
 		/* Nothing to fill?  That is quickly told. */
 		if ((r->level == PG_LEVEL_4K || child->nx_huge_page_disallowed) &&
-		    is_table_full(child->spt, r->start, r->end))
+		    is_table_full(p->slot, child->spt, r->start, r->end))
 			return nr;
 	}
 
@@ -701,13 +730,19 @@ static struct kvm_mmu_page *find_root(struct kvm *kvm, union kvm_mmu_page_role r
 	return NULL;
 }
 
-/* Get the page tables that are wanted, charged to the VM, with nothing locked. */
+/*
+ * Get the page tables that are wanted, with nothing locked.  They are charged to
+ * the VM, but are a convenience: don't have the VM killed for one if its memory
+ * cgroup is at the limit.
+ */
 static int topup(struct kvm_tdp_populate *p)
 {
+	const gfp_t gfp = GFP_KERNEL_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN;
+
 	if (!p->leaf_sp && p->want_leaf_sp)
-		p->leaf_sp = tdp_mmu_alloc_sp_for_split();
+		p->leaf_sp = tdp_mmu_alloc_sp_for_split(gfp);
 	if (!p->table_sp && p->want_table_sp)
-		p->table_sp = tdp_mmu_alloc_sp_for_split();
+		p->table_sp = tdp_mmu_alloc_sp_for_split(gfp);
 
 	if ((p->want_leaf_sp && !p->leaf_sp) || (p->want_table_sp && !p->table_sp))
 		return -ENOMEM;

@@ -6,14 +6,12 @@
  * nothing is mapped with more access than the host gives, and the dirty log
  * tells of the guest's writes, no more and no less.
  */
-#include <poll.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/syscall.h>
 
 #include <linux/bitmap.h>
 #include <linux/kernel-page-flags.h>
-#include <linux/userfaultfd.h>
 
 #include "test_util.h"
 #include "kvm_util.h"
@@ -476,126 +474,6 @@ static bool test_secretmem(void)
 	return secret != MAP_FAILED;
 }
 
-static int open_uffd(void *hva, size_t size, uint64_t mode)
-{
-	struct uffdio_api api = {
-		.api = UFFD_API,
-		.features = mode == UFFDIO_REGISTER_MODE_WP ? UFFD_FEATURE_PAGEFAULT_FLAG_WP : 0,
-	};
-	struct uffdio_register reg = {
-		.range = { .start = (uint64_t)hva, .len = size },
-		.mode = mode,
-	};
-	int fd = syscall(__NR_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-
-	if (fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &reg)) {
-		ksft_print_msg("no userfaultfd: %s\n", strerror(errno));
-		close(fd);
-		return -1;
-	}
-	return fd;
-}
-
-static bool has_event(int uffd, int timeout_ms)
-{
-	struct pollfd pollfd = { .fd = uffd, .events = POLLIN };
-
-	return poll(&pollfd, 1, timeout_ms) == 1;
-}
-
-/* What a migration has not delivered yet is absent, and nobody is asked for it. */
-static bool test_uffd_missing(void)
-{
-	struct kvm_populate_memory sum;
-	struct uffdio_copy copy;
-	struct gtdp_mem source;
-	struct env env;
-	int uffd, r;
-
-	env_create(&env, GTDP_ANON, 0);
-	uffd = open_uffd(env.mem.hva, MEM_SIZE, UFFDIO_REGISTER_MODE_MISSING);
-	if (uffd < 0)
-		goto out;
-
-	gtdp_mem_alloc(&source, GTDP_ANON, MEM_SIZE / 2, 0);
-	gtdp_stamp(source.hva, NR_PAGES / 2, HOST_TAG);
-	copy = (struct uffdio_copy) {
-		.dst = (uint64_t)env.mem.hva,
-		.src = (uint64_t)source.hva,
-		.len = MEM_SIZE / 2,
-	};
-	r = ioctl(uffd, UFFDIO_COPY, &copy);
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("UFFDIO_COPY", r));
-	gtdp_mem_free(&source);
-
-	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
-	sum = gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
-	TEST_ASSERT_EQ(sum.mapped, MEM_SIZE / 2);
-	TEST_ASSERT_EQ(sum.absent, MEM_SIZE / 2);
-	TEST_ASSERT(!has_event(uffd, 0), "An absent page was asked for");
-
-	check_no_faults(&env, GTDP_GPA, env.mem.hva, NR_PAGES / 2);
-	close(uffd);
-out:
-	env_destroy(&env);
-	return uffd >= 0;
-}
-
-static void *run_vcpu(void *vcpu)
-{
-	vcpu_run(vcpu);
-	gtdp_finish_job(vcpu);
-	return NULL;
-}
-
-/* Who tracks writes with userfaultfd gets to know of the guest's, too. */
-static bool test_uffd_wp(void)
-{
-	struct uffdio_writeprotect protect;
-	pthread_t thread;
-	struct env env;
-	int uffd, r;
-
-	env_create(&env, GTDP_ANON, 0);
-	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
-	uffd = open_uffd(env.mem.hva, MEM_SIZE, UFFDIO_REGISTER_MODE_WP);
-	if (uffd < 0)
-		goto out;
-
-	protect = (struct uffdio_writeprotect) {
-		.range = { .start = (uint64_t)env.mem.hva, .len = MEM_SIZE },
-		.mode = UFFDIO_WRITEPROTECT_MODE_WP,
-	};
-	r = ioctl(uffd, UFFDIO_WRITEPROTECT, &protect);
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("UFFDIO_WRITEPROTECT", r));
-
-	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
-	gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
-	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);
-	TEST_ASSERT(!has_event(uffd, 0), "A write that nobody did");
-
-	gtdp_set_job(env.vcpu, (struct gtdp_job) {
-		.op = GTDP_STAMP,
-		.gpa = GTDP_GPA,
-		.nr = 1,
-		.step = 1,
-		.tag = GUEST_TAG,
-	});
-	pthread_create(&thread, NULL, run_vcpu, env.vcpu);
-	TEST_ASSERT(has_event(uffd, 60000), "A write went unnoticed");
-
-	protect.mode = 0;
-	r = ioctl(uffd, UFFDIO_WRITEPROTECT, &protect);
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("UFFDIO_WRITEPROTECT", r));
-	pthread_join(thread, NULL);
-	gtdp_check(env.mem.hva, 1, GUEST_TAG);
-	gtdp_check(env.mem.hva + PAGE_SIZE, NR_PAGES - 1, HOST_TAG + 1);
-	close(uffd);
-out:
-	env_destroy(&env);
-	return uffd >= 0;
-}
-
 /* All vCPUs profit, and each has its own faults to count. */
 static void *check_all(void *vcpu)
 {
@@ -778,7 +656,8 @@ static bool test_dirty_log_clear(void)
 
 /*
  * Pages that the guest could have written, but did not, are not reported dirty
- * to the host, which would have to write them back or keep them.
+ * to the host, which would have to write them back or keep them.  KVM can't tell
+ * which is which if the CPU has no A/D bits.
  */
 static bool test_clean(void)
 {
@@ -788,7 +667,8 @@ static bool test_clean(void)
 	struct env env;
 	ssize_t r;
 
-	if (kpageflags < 0 || pagemap < 0)
+	if (kpageflags < 0 || pagemap < 0 ||
+	    (host_cpu_is_intel && !get_kvm_intel_param_bool("eptad")))
 		return false;
 
 	/* Holes of a memfd become clean pages of zeroes, mapped writable. */
@@ -843,8 +723,6 @@ static const struct gtdp_test tests[] = {
 	{ "zero page", test_zero_page_small },
 	{ "huge zero page", test_zero_page_huge },
 	{ "secret memory", test_secretmem },
-	{ "userfaultfd: missing", test_uffd_missing },
-	{ "userfaultfd: write-protected", test_uffd_wp },
 	{ "several vCPUs", test_vcpus },
 	{ "while vCPUs run", test_while_running },
 	{ "dirty log", test_dirty_log_small },

@@ -5,6 +5,7 @@
  * leave it alone.  And that the memslot's own end is the end of its mappings.
  */
 #include <string.h>
+#include <sys/mman.h>
 
 #include "test_util.h"
 #include "kvm_util.h"
@@ -344,6 +345,119 @@ static bool test_smm(void)
 	return true;
 }
 
+/* Populate what there is at SMM_DATA_GPA. */
+static void populate_data(struct env *env, uint32_t as_id)
+{
+	struct kvm_populate_memory range = {
+		.gpa = SMM_DATA_GPA,
+		.size = MEM_SIZE,
+		.as_id = as_id,
+	};
+
+	vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
+	TEST_ASSERT_EQ(range.mapped, MEM_SIZE);
+}
+
+/*
+ * Have an SMI arrive before the guest checks its memory: its handler finds
+ * SMM's memory at the same address, and writes to that only.
+ */
+static void check_smi(struct env *env, struct gtdp_mem *smram, uint64_t page,
+		      uint64_t tag)
+{
+	/* Runs in 16-bit mode with flat segments. */
+	const uint8_t handler[] = {
+		0x66, 0xbe, 0x00, 0x00, 0x00, 0x00,		/* mov $gpa, %esi */
+		0x67, 0x66, 0x8b, 0x06,				/* mov (%esi), %eax */
+		0x66, 0xe7, PORT,				/* out %eax, $PORT */
+		0x67, 0x66, 0x81, 0x46, 0x08, 1, 0, 0, 0,	/* addl $1, 8(%esi) */
+		0x0f, 0xaa,					/* rsm */
+	};
+	uint64_t *smm = env->other.hva + page * PAGE_SIZE;
+	uint64_t *normal = env->mem.hva + page * PAGE_SIZE;
+	uint32_t gpa = SMM_DATA_GPA + page * PAGE_SIZE;
+	uint64_t before[2], faults;
+	struct kvm_run *run = env->vcpu->run;
+
+	memcpy(smram->hva + 0x8000, handler, sizeof(handler));
+	memcpy(smram->hva + 0x8002, &gpa, sizeof(gpa));
+	before[0] = normal[1];
+	before[1] = smm[1];
+
+	gtdp_set_job(env->vcpu, (struct gtdp_job) {
+		.op = GTDP_CHECK,
+		.gpa = SMM_DATA_GPA,
+		.nr = NR_PAGES,
+		.step = 1,
+		.tag = tag,
+	});
+	inject_smi(env->vcpu);
+
+	faults = gtdp_vcpu_stat(env->vcpu, "pf_taken");
+	vcpu_run(env->vcpu);
+	TEST_ASSERT_KVM_EXIT_REASON(env->vcpu, KVM_EXIT_IO);
+	TEST_ASSERT_EQ(run->io.port, PORT);
+	TEST_ASSERT_EQ(*(uint32_t *)((void *)run + run->io.data_offset), (uint32_t)smm[0]);
+
+	vcpu_run(env->vcpu);
+	gtdp_finish_job(env->vcpu);
+	TEST_ASSERT_EQ(gtdp_vcpu_stat(env->vcpu, "pf_taken"), faults);
+	TEST_ASSERT_EQ(normal[1], before[0]);
+	TEST_ASSERT_EQ(smm[1], before[1] + 1);
+}
+
+static void discard(struct gtdp_mem *mem, uint64_t tag)
+{
+	int r = madvise(mem->hva, MEM_SIZE, MADV_DONTNEED);
+
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	gtdp_stamp(mem->hva, NR_PAGES, tag);
+}
+
+/* The same address is other memory in SMM, and stays so. */
+static bool test_smm_memory(void)
+{
+	struct kvm_populate_memory range = {
+		.gpa = SMRAM_GPA,
+		.size = SMRAM_SIZE,
+		.as_id = 1,
+	};
+	struct gtdp_mem smram;
+	struct env env;
+
+	if (!kvm_has_cap(KVM_CAP_X86_SMM))
+		return false;
+
+	env_create(&env);
+	gtdp_mem_alloc(&smram, GTDP_ANON, SMRAM_SIZE, 0);
+	memset(smram.hva, 0, SMRAM_SIZE);
+	virt_map_level(env.vm, SMM_DATA_GPA, SMM_DATA_GPA, MEM_SIZE, PG_LEVEL_2M);
+	gtdp_populate_code(env.vm);
+	gtdp_add_slot(env.vm, SMRAM_SLOT, 0, SMRAM_GPA, &smram);
+	gtdp_add_slot(env.vm, SMM_DATA_SLOT, 0, SMM_DATA_GPA, &env.other);
+	gtdp_add_slot(env.vm, OTHER_SLOT, 0, SMM_DATA_GPA, &env.mem);
+	vcpu_set_msr(env.vcpu, MSR_IA32_SMBASE, SMRAM_GPA);
+	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+
+	populate_data(&env, 0);
+	populate_data(&env, 1);
+	check_smi(&env, &smram, 0, HOST_TAG);
+	check_smi(&env, &smram, NR_PAGES - 1, HOST_TAG);
+
+	/* Taken away from one, then from the other, and populated again. */
+	discard(&env.other, 2 * OTHER_TAG);
+	populate_data(&env, 1);
+	check_smi(&env, &smram, 1, HOST_TAG);
+
+	discard(&env.mem, 3 * OTHER_TAG);
+	populate_data(&env, 0);
+	check_smi(&env, &smram, NR_PAGES / 2, 3 * OTHER_TAG);
+
+	env_destroy(&env);
+	gtdp_mem_free(&smram);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "CPUID", test_cpuid },
 	{ "reset", test_reset },
@@ -352,6 +466,7 @@ static const struct gtdp_test tests[] = {
 	{ "memslots within a region", test_shared_region },
 	{ "its own memslot", test_own_slot },
 	{ "SMM", test_smm },
+	{ "SMM's own memory", test_smm_memory },
 };
 
 int main(void)

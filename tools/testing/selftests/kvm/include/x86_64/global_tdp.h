@@ -57,6 +57,7 @@ enum gtdp_op {
 	GTDP_WRITE,		/* one store per page, not where the stamps are */
 	GTDP_CHECK,		/* that the pages are stamped */
 	GTDP_STAMP,		/* the pages */
+	GTDP_CHECK_ZERO,	/* that the pages are zero, where stamps are */
 };
 
 /* What a vCPU is to do with the pages 0, step, 2 * step, ... of nr pages. */
@@ -79,6 +80,9 @@ void gtdp_require(uint64_t features);
 bool gtdp_enabled_by_default(void);
 void gtdp_run_tests(const struct gtdp_test *tests, int nr);
 
+/* @ring_size is the size of the dirty rings in bytes, 0 for none. */
+struct kvm_vm *__gtdp_vm_create(uint64_t features, uint32_t ring_size,
+				int nr_vcpus, struct kvm_vcpu *vcpus[]);
 struct kvm_vm *gtdp_vm_create(uint64_t features, int nr_vcpus,
 			      struct kvm_vcpu *vcpus[]);
 uint64_t gtdp_code_size(struct kvm_vm *vm);
@@ -97,6 +101,10 @@ void gtdp_stamp(void *hva, uint64_t nr, uint64_t tag);
 void gtdp_check(void *hva, uint64_t nr, uint64_t tag);
 uint64_t gtdp_nr_resident(void *hva, size_t size);
 uint64_t gtdp_huge_bytes(void *hva);
+uint64_t gtdp_get_pfns(void *hva, uint64_t nr, uint64_t *pfns);
+bool gtdp_page_flag(uint64_t pfn, unsigned int flag);
+void gtdp_drain_lru(void);
+uint64_t gtdp_nr_held(const uint64_t *pfns, uint64_t nr);
 
 struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,
 					 uint64_t size);
@@ -113,5 +121,7 @@ void gtdp_finish_job(struct kvm_vcpu *vcpu);
 uint64_t gtdp_run_job(struct kvm_vcpu *vcpu, struct gtdp_job job);
 uint64_t gtdp_run(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa,
 		  uint64_t nr, uint64_t tag);
+int gtdp_try(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa, uint64_t nr,
+	     uint64_t tag);
 
 #endif /* SELFTEST_KVM_GLOBAL_TDP_H */

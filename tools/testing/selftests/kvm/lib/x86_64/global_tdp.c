@@ -8,7 +8,10 @@
 #include <time.h>
 #include <unistd.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
+#include <linux/kernel-page-flags.h>
+#include <linux/mempolicy.h>
 #include <linux/mman.h>
 
 #include "test_util.h"
@@ -77,6 +80,12 @@ static void guest_do_job(const struct gtdp_job *job)
 		for_each_page()
 			stamp(page, job->tag + i);
 		break;
+	case GTDP_CHECK_ZERO:
+		for_each_page()
+			__GUEST_ASSERT(!READ_ONCE(*page) && !READ_ONCE(*page_end(page)),
+				       "page %lu at %p: %#lx, %#lx, wanted 0", i,
+				       page, *page, *page_end(page));
+		break;
 	}
 }
 
@@ -119,8 +128,8 @@ void gtdp_run_tests(const struct gtdp_test *tests, int nr)
  * All of slot 0 is made resident, so that the guest's code, stacks and page
  * tables can be mapped beforehand and don't add faults to those of its job.
  */
-struct kvm_vm *gtdp_vm_create(uint64_t features, int nr_vcpus,
-			      struct kvm_vcpu *vcpus[])
+struct kvm_vm *__gtdp_vm_create(uint64_t features, uint32_t ring_size,
+				int nr_vcpus, struct kvm_vcpu *vcpus[])
 {
 	struct kvm_vm *vm = __vm_create(VM_SHAPE_DEFAULT, nr_vcpus, 0);
 	struct userspace_mem_region *code = memslot2region(vm, 0);
@@ -130,6 +139,8 @@ struct kvm_vm *gtdp_vm_create(uint64_t features, int nr_vcpus,
 
 	if (features != GTDP_DEFAULT)
 		vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, features);
+	if (ring_size)
+		vm_enable_dirty_ring(vm, ring_size);
 
 	virt_map_level(vm, GTDP_GPA, GTDP_GPA, GTDP_WINDOW, PG_LEVEL_2M);
 
@@ -142,6 +153,12 @@ struct kvm_vm *gtdp_vm_create(uint64_t features, int nr_vcpus,
 	}
 
 	return vm;
+}
+
+struct kvm_vm *gtdp_vm_create(uint64_t features, int nr_vcpus,
+			      struct kvm_vcpu *vcpus[])
+{
+	return __gtdp_vm_create(features, 0, nr_vcpus, vcpus);
 }
 
 uint64_t gtdp_code_size(struct kvm_vm *vm)
@@ -377,6 +394,80 @@ uint64_t gtdp_huge_bytes(void *hva)
 	return bytes;
 }
 
+static uint64_t read_entry(int fd, uint64_t index)
+{
+	uint64_t entry;
+	ssize_t r;
+
+	r = pread(fd, &entry, sizeof(entry), index * sizeof(entry));
+	TEST_ASSERT_EQ(r, sizeof(entry));
+	return entry;
+}
+
+/*
+ * Look up the physical pages that the host has mapped, 0 where there is none,
+ * and return their number.
+ */
+uint64_t gtdp_get_pfns(void *hva, uint64_t nr, uint64_t *pfns)
+{
+	int fd = open_path_or_exit("/proc/self/pagemap", O_RDONLY);
+	uint64_t i, entry, present = 0;
+
+	for (i = 0; i < nr; i++) {
+		entry = read_entry(fd, (uintptr_t)hva / PAGE_SIZE + i);
+		pfns[i] = entry & BIT_ULL(63) ? entry & GENMASK_ULL(54, 0) : 0;
+		present += !!pfns[i];
+	}
+
+	close(fd);
+	return present;
+}
+
+/* @flag is one of KPF_*. */
+bool gtdp_page_flag(uint64_t pfn, unsigned int flag)
+{
+	int fd = open_path_or_exit("/proc/kpageflags", O_RDONLY);
+	uint64_t flags = read_entry(fd, pfn);
+
+	close(fd);
+	return flags & BIT_ULL(flag);
+}
+
+/*
+ * Have the kernel empty its batches of pages that are on the way to a list: it
+ * holds a reference for each.  Asking for a page to be moved does that, to
+ * where it is already, too.
+ */
+void gtdp_drain_lru(void)
+{
+	int node = 0, status;
+	void *page = &node;
+
+	syscall(__NR_move_pages, 0, 1, &page, &node, &status, MPOL_MF_MOVE);
+}
+
+/*
+ * The number of @pfns, once the host's mapping of them is gone, that are not
+ * free.  A page of memory that nobody maps anymore, but that someone still has
+ * a reference to, remains on a list of the reclaim's.
+ */
+uint64_t gtdp_nr_held(const uint64_t *pfns, uint64_t nr)
+{
+	const uint64_t mask = BIT_ULL(KPF_LRU) | BIT_ULL(KPF_SWAPBACKED);
+	int counts = open_path_or_exit("/proc/kpagecount", O_RDONLY);
+	int flags = open_path_or_exit("/proc/kpageflags", O_RDONLY);
+	uint64_t i, held = 0;
+
+	gtdp_drain_lru();
+	for (i = 0; i < nr; i++)
+		held += !read_entry(counts, pfns[i]) &&
+			(read_entry(flags, pfns[i]) & mask) == mask;
+
+	close(counts);
+	close(flags);
+	return held;
+}
+
 /* Returns the sums of what the calls that were necessary had mapped, or not. */
 struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,
 					 uint64_t size)
@@ -447,9 +538,13 @@ uint64_t gtdp_vcpu_stat(struct kvm_vcpu *vcpu, const char *name)
 static uint64_t sum_of_stats(struct kvm_vm *vm, const char *small,
 			     const char *large, const char *huge)
 {
-	return gtdp_vm_stat(vm, small) +
-	       gtdp_vm_stat(vm, large) * GTDP_REGION_PAGES +
-	       gtdp_vm_stat(vm, huge) * GTDP_REGION_PAGES * GTDP_REGION_PAGES;
+	uint64_t nr;
+
+	/* Small ones first: a page that becomes part of a huge one is not missed. */
+	nr = gtdp_vm_stat(vm, small);
+	nr += gtdp_vm_stat(vm, large) * GTDP_REGION_PAGES;
+	nr += gtdp_vm_stat(vm, huge) * GTDP_REGION_PAGES * GTDP_REGION_PAGES;
+	return nr;
 }
 
 /* What is mapped right now, whoever mapped it, in 4KiB pages. */
@@ -523,4 +618,23 @@ uint64_t gtdp_run(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa,
 		.step = 1,
 		.tag = tag,
 	});
+}
+
+/* Returns 0, or the error that KVM_RUN came back with instead. */
+int gtdp_try(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa, uint64_t nr,
+	     uint64_t tag)
+{
+	gtdp_set_job(vcpu, (struct gtdp_job) {
+		.op = op,
+		.gpa = gpa,
+		.nr = nr,
+		.step = 1,
+		.tag = tag,
+	});
+	/* Not _vcpu_run(), which does not come back with EINTR. */
+	if (__vcpu_run(vcpu))
+		return errno;
+
+	gtdp_finish_job(vcpu);
+	return 0;
 }

@@ -1,0 +1,548 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves that page tables are the VM's to pay for, and that it can die at any
+ * time: a VM at the limit of its memory cgroup lives on without the page tables
+ * it can't have, and of one that is killed, or whose files are closed, while it
+ * is being populated, nothing is left.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+#include <sys/wait.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "global_tdp.h"
+
+/* One page of each 2MiB is present, so that most memory is page tables. */
+#define MEM_SIZE	GTDP_WINDOW
+#define NR_TABLES	(MEM_SIZE / SZ_2M)
+
+/* What the VM may use beyond what it has; more than is charged in advance. */
+#define LEEWAY		SZ_1M
+
+#define HOST_TAG	1
+#define NR_KILLS	6
+#define NR_CLOSES	4
+#define NR_POPULATORS	2
+
+#define CGROUPS		"/sys/fs/cgroup"
+
+static char cgroup[64];
+static int pipe_fds[2];
+
+struct env {
+	struct kvm_vm *vm;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+};
+
+static bool write_file(const char *dir, const char *name, const char *text)
+{
+	char path[128];
+	ssize_t r;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	fd = open(path, O_WRONLY);
+	if (fd < 0)
+		return false;
+
+	r = write(fd, text, strlen(text));
+	close(fd);
+	return r == strlen(text);
+}
+
+static uint64_t read_number(const char *dir, const char *name)
+{
+	char path[128];
+	uint64_t value;
+	FILE *file;
+	int r;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	file = fopen(path, "r");
+	TEST_ASSERT(file, "No %s", path);
+	r = fscanf(file, "%lu", &value);
+	TEST_ASSERT_EQ(r, 1);
+	fclose(file);
+	return value;
+}
+
+/* What the cgroup pays for, of one kind. */
+static uint64_t charged(const char *kind)
+{
+	char path[128], name[64];
+	bool found = false;
+	uint64_t value;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/memory.stat", cgroup);
+	file = fopen(path, "r");
+	TEST_ASSERT(file, "No %s", path);
+	while (!found && fscanf(file, "%63s %lu", name, &value) == 2)
+		found = !strcmp(name, kind);
+	TEST_ASSERT(found, "No '%s' in %s", kind, path);
+	fclose(file);
+	return value;
+}
+
+static bool create_cgroup(void)
+{
+	snprintf(cgroup, sizeof(cgroup), CGROUPS "/global_tdp.%d", getpid());
+	write_file(CGROUPS, "cgroup.subtree_control", "+memory");
+	if (mkdir(cgroup, 0755))
+		return false;
+
+	/* What is swapped out makes room; there need not be swap, though. */
+	write_file(cgroup, "memory.swap.max", "0");
+	if (write_file(cgroup, "memory.max", "max"))
+		return true;
+
+	rmdir(cgroup);
+	return false;
+}
+
+static void destroy_cgroup(void)
+{
+	TEST_ASSERT(!rmdir(cgroup), __KVM_SYSCALL_ERROR("rmdir()", -1));
+}
+
+static void set_limit(uint64_t limit)
+{
+	char text[32] = "max";
+
+	if (limit)
+		snprintf(text, sizeof(text), "%lu", limit);
+	TEST_ASSERT(write_file(cgroup, "memory.max", text), "Can't set memory.max");
+}
+
+static void env_create(struct env *env, uint64_t features)
+{
+	uint64_t i;
+
+	gtdp_mem_alloc(&env->mem, GTDP_ANON, MEM_SIZE, 0);
+	for (i = 0; i < NR_TABLES; i++)
+		gtdp_stamp(env->mem.hva + i * SZ_2M, 1, HOST_TAG + i * GTDP_REGION_PAGES);
+
+	env->vm = gtdp_vm_create(features, 1, &env->vcpu);
+	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
+}
+
+/* The guest finds the first @nr of the pages that are there, without a fault. */
+static void check_pages(struct env *env, uint64_t nr)
+{
+	TEST_ASSERT_EQ(gtdp_run_job(env->vcpu, (struct gtdp_job) {
+		.op = GTDP_CHECK,
+		.gpa = GTDP_GPA,
+		.nr = nr * GTDP_REGION_PAGES,
+		.step = GTDP_REGION_PAGES,
+		.tag = HOST_TAG,
+	}), 0);
+}
+
+/*
+ * At the limit, whatever the VMM itself needs would have it killed, and be it
+ * the code of this program, or a file that is opened.
+ */
+static int prepare_for_limit(struct env *env)
+{
+	char path[128];
+	int fd, r;
+
+	r = mlockall(MCL_CURRENT);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mlockall()", r));
+
+	env_create(env, KVM_GLOBAL_TDP_POPULATE);
+	gtdp_populate_code(env->vm);
+	gtdp_run(env->vcpu, GTDP_READ, GTDP_GPA, 0, 0);
+
+	snprintf(path, sizeof(path), "%s/memory.max", cgroup);
+	fd = open(path, O_WRONLY);
+	TEST_ASSERT(fd >= 0, __KVM_SYSCALL_ERROR("open()", fd));
+	return fd;
+}
+
+static void limited_vmm(void)
+{
+	struct kvm_populate_memory range = { .gpa = GTDP_GPA, .size = MEM_SIZE };
+	struct gtdp_job job = {
+		.op = GTDP_CHECK,
+		.gpa = GTDP_GPA,
+		.step = GTDP_REGION_PAGES,
+		.tag = HOST_TAG,
+	};
+	uint64_t before, faults, sum = 0;
+	struct env env;
+	int fd, r, err;
+
+	fd = prepare_for_limit(&env);
+	before = charged("sec_pagetables");
+	faults = gtdp_vcpu_stat(env.vcpu, "pf_taken");
+	set_limit(read_number(cgroup, "memory.current") + LEEWAY);
+
+	do {
+		r = __vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+		err = errno;
+		sum += range.mapped / PAGE_SIZE;
+	} while (r && (err == EAGAIN || err == EINTR));
+
+	/* It lives on, with what it has. */
+	job.nr = sum * GTDP_REGION_PAGES;
+	gtdp_set_job(env.vcpu, job);
+	vcpu_run(env.vcpu);
+	gtdp_finish_job(env.vcpu);
+
+	TEST_ASSERT_EQ(write(fd, "max", 3), 3);
+	TEST_ASSERT(r && err == ENOMEM, "%d, errno: %d (%s)", r, err, strerror(err));
+	TEST_ASSERT_EQ(sum, (range.gpa - GTDP_GPA) / SZ_2M);
+	TEST_ASSERT(sum && sum < NR_TABLES, "%lu pages are mapped", sum);
+	TEST_ASSERT_EQ(gtdp_vcpu_stat(env.vcpu, "pf_taken"), faults);
+
+	/* Given what it needs, population goes on where it was. */
+	gtdp_populate(env.vm, range.gpa, range.size);
+	check_pages(&env, NR_TABLES);
+	TEST_ASSERT(charged("sec_pagetables") >= before + NR_TABLES * PAGE_SIZE,
+		    "Only %lu bytes of page tables are charged",
+		    charged("sec_pagetables") - before);
+
+	kvm_vm_free(env.vm);
+	gtdp_mem_free(&env.mem);
+	_exit(0);
+}
+
+/* The follower, too, stops, and goes on once there may be more. */
+static void limited_follower(void)
+{
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = MEM_SIZE,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+	struct env env;
+	char go;
+
+	prepare_for_limit(&env);
+	set_limit(read_number(cgroup, "memory.current") + LEEWAY);
+	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+
+	TEST_ASSERT_EQ(read(pipe_fds[0], &go, 1), 1);
+
+	range.gpa = GTDP_GPA;
+	range.size = MEM_SIZE;
+	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+	gtdp_wait_mapped(env.vm, gtdp_code_size(env.vm) / PAGE_SIZE + NR_TABLES);
+	check_pages(&env, NR_TABLES);
+
+	kvm_vm_free(env.vm);
+	gtdp_mem_free(&env.mem);
+	_exit(0);
+}
+
+/* Start @vmm as a process of its own, which pays for itself. */
+static pid_t start(void (*vmm)(void))
+{
+	pid_t pid = fork();
+
+	if (pid)
+		return pid;
+
+	/* Don't print twice what the parent has not yet written. */
+	TEST_ASSERT(write_file(cgroup, "cgroup.procs", "0"), "Can't enter %s", cgroup);
+	vmm();
+	_exit(1);
+}
+
+static bool has_vm(pid_t pid)
+{
+	char prefix[16];
+	struct dirent *entry;
+	bool found = false;
+	DIR *dir;
+
+	snprintf(prefix, sizeof(prefix), "%d-", pid);
+	dir = opendir("/sys/kernel/debug/kvm");
+	TEST_ASSERT(dir, "No /sys/kernel/debug/kvm");
+	while (!found && (entry = readdir(dir)))
+		found = !strncmp(entry->d_name, prefix, strlen(prefix));
+	closedir(dir);
+	return found;
+}
+
+static uint64_t module_users(void)
+{
+	return read_number(kvm_cpu_has(X86_FEATURE_SVM) ? "/sys/module/kvm_amd" :
+							  "/sys/module/kvm_intel", "refcnt");
+}
+
+/*
+ * Wait for what is freed with a delay; if something is left for good, this does
+ * not end.  Threads have a stack, tables of memslots are allocated by vmalloc().
+ */
+static void wait_for_nothing(pid_t pid, uint64_t users)
+{
+	const char * const kinds[] = {
+		"anon", "kernel_stack", "pagetables", "sec_pagetables", "vmalloc",
+	};
+	const uint64_t leeway = (2 + 2 * get_nprocs()) * PAGE_SIZE;
+	int i;
+
+	while (has_vm(pid) || module_users() != users)
+		usleep(10000);
+
+	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
+		while (charged(kinds[i]))
+			usleep(10000);
+	}
+
+	/*
+	 * Page tables that were never linked are nothing but pages, unlike what
+	 * the slab caches may keep, whose pages are charged ahead on each CPU.
+	 */
+	while (charged("kernel") > charged("slab") + leeway)
+		usleep(10000);
+}
+
+static void check_exit(pid_t pid)
+{
+	int status;
+
+	TEST_ASSERT_EQ(waitpid(pid, &status, 0), pid);
+	TEST_ASSERT(WIFEXITED(status) && !WEXITSTATUS(status),
+		    "The VMM ended with status %#x", status);
+}
+
+static bool test_vmm(void (*vmm)(void))
+{
+	uint64_t users = module_users();
+	pid_t pid;
+
+	if (!create_cgroup())
+		return false;
+
+	pid = start(vmm);
+	check_exit(pid);
+	wait_for_nothing(pid, users);
+	destroy_cgroup();
+	return true;
+}
+
+static bool test_limit(void)
+{
+	return test_vmm(limited_vmm);
+}
+
+static bool test_limit_follower(void)
+{
+	uint64_t users = module_users(), tables = 0, last;
+	pid_t pid;
+
+	if (!create_cgroup())
+		return false;
+	TEST_ASSERT(!pipe(pipe_fds), __KVM_SYSCALL_ERROR("pipe()", -1));
+
+	/* The follower makes progress, and then it does not any more. */
+	pid = start(limited_follower);
+	do {
+		last = tables;
+		usleep(300000);
+		tables = charged("sec_pagetables");
+	} while (tables < LEEWAY / 2 || tables != last);
+	TEST_ASSERT(tables < NR_TABLES * PAGE_SIZE, "%lu bytes of page tables", tables);
+
+	set_limit(0);
+	TEST_ASSERT_EQ(write(pipe_fds[1], "", 1), 1);
+	check_exit(pid);
+	wait_for_nothing(pid, users);
+
+	close(pipe_fds[0]);
+	close(pipe_fds[1]);
+	destroy_cgroup();
+	return true;
+}
+
+/* Populate, over and over, until the VM is not there any more. */
+static void *populator(void *arg)
+{
+	int fd = (int)(long)arg, r;
+
+	do {
+		struct kvm_populate_memory range = { .gpa = GTDP_GPA, .size = MEM_SIZE };
+
+		r = ioctl(fd, KVM_POPULATE_MEMORY, &range);
+	} while (!r || errno == EAGAIN || errno == EINTR);
+
+	TEST_ASSERT(errno == EBADF, KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
+	return NULL;
+}
+
+static void *zapper(void *arg)
+{
+	struct gtdp_mem *mem = arg;
+	uint64_t i;
+
+	for (;;) {
+		madvise(mem->hva, MEM_SIZE, MADV_DONTNEED);
+		for (i = 0; i < NR_TABLES; i++)
+			gtdp_stamp(mem->hva + i * SZ_2M, 1, HOST_TAG);
+	}
+
+	return NULL;
+}
+
+static void busy_vmm(void)
+{
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = MEM_SIZE,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+	pthread_t thread;
+	struct env env;
+	long i;
+
+	env_create(&env, GTDP_ALL);
+	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+
+	for (i = 0; i < NR_POPULATORS; i++)
+		pthread_create(&thread, NULL, populator, (void *)(long)env.vm->fd);
+	pthread_create(&thread, NULL, zapper, &env.mem);
+
+	for (;;)
+		gtdp_run_job(env.vcpu, (struct gtdp_job) {
+			.op = GTDP_WRITE,
+			.gpa = GTDP_GPA,
+			.nr = NR_TABLES * GTDP_REGION_PAGES,
+			.step = GTDP_REGION_PAGES,
+		});
+}
+
+/* At any time: while the VM is created, as well as while it is populated. */
+static bool test_kill(void)
+{
+	struct guest_random_state rng = new_guest_random_state(guest_random_seed);
+	uint64_t users = module_users();
+	int i, status, hits = 0;
+	pid_t pid;
+
+	if (!create_cgroup())
+		return false;
+
+	for (i = 0; i < NR_KILLS; i++) {
+		pid = start(busy_vmm);
+
+		/* Most of them once there is something to be left behind. */
+		while (i % 3 && charged("sec_pagetables") < SZ_64K)
+			usleep(1000);
+		usleep(guest_random_u32(&rng) % 100000);
+
+		hits += !!charged("sec_pagetables");
+		kill(pid, SIGKILL);
+		TEST_ASSERT_EQ(waitpid(pid, &status, 0), pid);
+		TEST_ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
+			    "The VMM ended with status %#x", status);
+
+		wait_for_nothing(pid, users);
+	}
+	TEST_ASSERT(hits, "No VM had page tables");
+
+	destroy_cgroup();
+	return true;
+}
+
+/* The number of this process's threads that are followers. */
+static int nr_followers(void)
+{
+	char path[64], name[32];
+	struct dirent *entry;
+	int nr = 0;
+	FILE *file;
+	DIR *dir;
+
+	dir = opendir("/proc/self/task");
+	TEST_ASSERT(dir, "No /proc/self/task");
+	while ((entry = readdir(dir))) {
+		snprintf(path, sizeof(path), "/proc/self/task/%.20s/comm", entry->d_name);
+		file = fopen(path, "r");
+		if (!file)
+			continue;
+		if (fscanf(file, "%31s", name) == 1)
+			nr += !strcmp(name, "kvm-gtdp");
+		fclose(file);
+	}
+	closedir(dir);
+	return nr;
+}
+
+/* Close all that keeps the VM, while it is populated by threads. */
+static void closing_vmm(void)
+{
+	struct guest_random_state rng = new_guest_random_state(getpid());
+	pthread_t threads[NR_POPULATORS];
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = MEM_SIZE,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+	struct env env;
+	int r;
+	long i;
+
+	env_create(&env, GTDP_ALL);
+	gtdp_run(env.vcpu, GTDP_READ, GTDP_GPA, 1, 0);
+	for (i = 0; i < NR_POPULATORS; i++)
+		pthread_create(&threads[i], NULL, populator, (void *)(long)env.vm->fd);
+	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+
+	usleep(guest_random_u32(&rng) % 30000);
+	TEST_ASSERT_EQ(nr_followers(), 1);
+
+	r = munmap(env.vcpu->run, __kvm_ioctl(env.vm->kvm_fd, KVM_GET_VCPU_MMAP_SIZE, NULL));
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("munmap()", r));
+	close(env.vcpu->fd);
+	close(env.vm->fd);
+
+	for (i = 0; i < NR_POPULATORS; i++)
+		pthread_join(threads[i], NULL);
+
+	/* While this process, and the memory, are still there. */
+	while (has_vm(getpid()) || charged("sec_pagetables"))
+		usleep(1000);
+	TEST_ASSERT_EQ(nr_followers(), 0);
+	for (i = 0; i < NR_TABLES; i++)
+		gtdp_check(env.mem.hva + i * SZ_2M, 1, HOST_TAG + i * GTDP_REGION_PAGES);
+	_exit(0);
+}
+
+static bool test_close(void)
+{
+	int i;
+
+	for (i = 0; i < NR_CLOSES; i++) {
+		if (!test_vmm(closing_vmm))
+			return false;
+	}
+	return true;
+}
+
+static const struct gtdp_test tests[] = {
+	{ "memory cgroup at its limit", test_limit },
+	{ "memory cgroup at its limit, asynchronous", test_limit_follower },
+	{ "files closed", test_close },
+	{ "killed", test_kill },
+};
+
+int main(void)
+{
+	gtdp_require(GTDP_ALL);
+	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+}

@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves that dirty logging loses nothing and invents nothing while memory is
+ * populated, whichever way userspace gets the log: as a bitmap, as one that it
+ * clears by itself, with all bits set to start with, or from the dirty ring.
+ *
+ *   exact:   populating leaves the log empty, and what the guest writes is the
+ *            log, however often pages are populated in between
+ *   precopy: a copy of memory that is kept up to date by means of the log is
+ *            right in the end, with the guest writing, and logging turned on
+ *            and off, while other threads populate
+ *   ended:   when logging ends, the host's huge pages are the guest's again: no
+ *            vCPU faults for that, nor is there a time when it would have to
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+
+#include <asm/barrier.h>
+#include <linux/bitmap.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "global_tdp.h"
+
+#define MEM_SIZE	SZ_4M
+#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+
+/* More than there are pages, so that a ring is never full. */
+#define RING_ENTRIES	(4 * NR_PAGES)
+#define RING_SIZE	(RING_ENTRIES * sizeof(struct kvm_dirty_gfn))
+
+#define HOST_TAG	1
+#define ROUNDS		3
+#define NR_POPULATORS	2
+
+enum mode {
+	BITMAP,
+	CLEAR,
+	ALL_SET,
+	RING,
+};
+
+static const char * const mode_names[] = {
+	[BITMAP] = "bitmap",
+	[CLEAR] = "cleared by userspace",
+	[ALL_SET] = "initially all set",
+	[RING] = "ring",
+};
+
+struct env {
+	struct kvm_vm *vm;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	enum mode mode;
+	/* The pages in the log when it was looked at last. */
+	unsigned long *log;
+	uint32_t ring_next;
+	bool stop;
+	/* What precopy has sent. */
+	void *copy;
+};
+
+static bool is_mode_supported(enum mode mode)
+{
+	uint64_t manual = kvm_check_cap(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2);
+
+	switch (mode) {
+	case CLEAR:
+		return manual & KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE;
+	case ALL_SET:
+		return manual & KVM_DIRTY_LOG_INITIALLY_SET;
+	case RING:
+		return kvm_check_cap(KVM_CAP_DIRTY_LOG_RING) ||
+		       kvm_check_cap(KVM_CAP_DIRTY_LOG_RING_ACQ_REL);
+	default:
+		return true;
+	}
+}
+
+static bool env_create(struct env *env, uint64_t features, enum mode mode,
+		       enum gtdp_backing backing)
+{
+	uint64_t manual = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE;
+
+	*env = (struct env) { .mode = mode };
+
+	if (!is_mode_supported(mode) || (backing == GTDP_THP && !thp_configured()))
+		return false;
+
+	gtdp_mem_alloc(&env->mem, backing, MEM_SIZE, 0);
+	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
+
+	env->vm = __gtdp_vm_create(features, mode == RING ? RING_SIZE : 0, 1, &env->vcpu);
+	if (mode == ALL_SET)
+		manual |= KVM_DIRTY_LOG_INITIALLY_SET;
+	if (mode == CLEAR || mode == ALL_SET)
+		vm_enable_cap(env->vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, manual);
+
+	env->log = bitmap_zalloc(NR_PAGES);
+	gtdp_populate_code(env->vm);
+	return true;
+}
+
+static void env_destroy(struct env *env)
+{
+	kvm_vm_free(env->vm);
+	gtdp_mem_free(&env->mem);
+	free(env->log);
+}
+
+static void set_logging(struct env *env, bool on)
+{
+	gtdp_add_slot(env->vm, GTDP_SLOT, on ? KVM_MEM_LOG_DIRTY_PAGES : 0, GTDP_GPA,
+		      &env->mem);
+}
+
+static void collect_ring(struct env *env)
+{
+	struct kvm_dirty_gfn *ring = vcpu_map_dirty_ring(env->vcpu), *entry;
+	uint32_t nr = 0;
+
+	for (;;) {
+		entry = &ring[env->ring_next % RING_ENTRIES];
+		/* What is in the entry was written before its flag... */
+		if (smp_load_acquire(&entry->flags) != KVM_DIRTY_GFN_F_DIRTY)
+			break;
+
+		TEST_ASSERT_EQ(entry->slot, GTDP_SLOT);
+		TEST_ASSERT(entry->offset < NR_PAGES, "No page %llu", entry->offset);
+		__set_bit(entry->offset, env->log);
+		/* ...and is read before KVM may use it again. */
+		smp_store_release(&entry->flags, KVM_DIRTY_GFN_F_RESET);
+		env->ring_next++;
+		nr++;
+	}
+
+	TEST_ASSERT_EQ(kvm_vm_reset_dirty_ring(env->vm), nr);
+}
+
+/* Get the log; what is written from now on is in the next one. */
+static void collect(struct env *env)
+{
+	memset(env->log, 0, NR_PAGES / BITS_PER_BYTE);
+
+	switch (env->mode) {
+	case RING:
+		collect_ring(env);
+		break;
+	case BITMAP:
+		kvm_vm_get_dirty_log(env->vm, GTDP_SLOT, env->log);
+		break;
+	default:
+		kvm_vm_get_dirty_log(env->vm, GTDP_SLOT, env->log);
+		kvm_vm_clear_dirty_log(env->vm, GTDP_SLOT, env->log, 0, NR_PAGES);
+	}
+}
+
+/* Logging starts with an empty log or with a full one, which is cleared here. */
+static void start_logging(struct env *env)
+{
+	uint64_t i;
+
+	set_logging(env, true);
+	if (env->mode != ALL_SET)
+		return;
+
+	collect(env);
+	for (i = 0; i < NR_PAGES; i++)
+		TEST_ASSERT(test_bit(i, env->log), "Page %lu is not in the log", i);
+}
+
+/* Expect that pages 0, @step, 2 * @step, ... were written, none if 0. */
+static void check_log(struct env *env, uint64_t step)
+{
+	uint64_t i;
+
+	collect(env);
+	for (i = 0; i < NR_PAGES; i++)
+		TEST_ASSERT(test_bit(i, env->log) == (step && !(i % step)),
+			    "Page %lu is %sin the log", i,
+			    test_bit(i, env->log) ? "" : "not ");
+}
+
+static uint64_t stamp_every(struct env *env, uint64_t step, uint64_t tag)
+{
+	return gtdp_run_job(env->vcpu, (struct gtdp_job) {
+		.op = GTDP_STAMP,
+		.gpa = GTDP_GPA,
+		.nr = NR_PAGES,
+		.step = step,
+		.tag = tag,
+	});
+}
+
+static void populate(struct env *env)
+{
+	gtdp_populate_full(env->vm, GTDP_GPA, MEM_SIZE);
+}
+
+/* Rounds of populating, writing, and populating, with a log of each. */
+static void check_rounds(struct env *env)
+{
+	const uint64_t steps[ROUNDS] = { 3, 1, 7 };
+	int i;
+
+	for (i = 0; i < ROUNDS; i++) {
+		populate(env);
+		TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+		populate(env);
+		check_log(env, 0);
+
+		/* Populated again before, after, and while the log is cleared. */
+		stamp_every(env, steps[i], HOST_TAG);
+		populate(env);
+		check_log(env, steps[i]);
+		check_log(env, 0);
+		stamp_every(env, steps[i] + 1, HOST_TAG);
+		check_log(env, steps[i] + 1);
+		populate(env);
+		check_log(env, 0);
+	}
+}
+
+static bool test_exact(enum mode mode, enum gtdp_backing backing)
+{
+	struct env env;
+
+	if (!env_create(&env, KVM_GLOBAL_TDP_POPULATE, mode, backing))
+		return false;
+
+	/* Logged from the start, when nothing is mapped yet. */
+	start_logging(&env);
+	check_rounds(&env);
+
+	/* Mapped, and written, before logging starts. */
+	set_logging(&env, false);
+	populate(&env);
+	stamp_every(&env, 1, HOST_TAG);
+	start_logging(&env);
+	check_rounds(&env);
+
+	env_destroy(&env);
+	return true;
+}
+
+static void *populator(void *arg)
+{
+	struct env *env = arg;
+	struct kvm_populate_memory range;
+	uint64_t first = 0;
+	int r;
+
+	while (!READ_ONCE(env->stop)) {
+		/* Parts as well as all of it. */
+		first = (first + 77) % (NR_PAGES / 2);
+		range = (struct kvm_populate_memory) {
+			.gpa = GTDP_GPA + first * PAGE_SIZE,
+			.size = MEM_SIZE - 2 * first * PAGE_SIZE,
+		};
+
+		r = __vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
+		TEST_ASSERT(!r || errno == EAGAIN || errno == ENOENT || errno == EINTR,
+			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
+		sched_yield();
+	}
+
+	return NULL;
+}
+
+static void *writer(void *arg)
+{
+	struct env *env = arg;
+	uint64_t tag = HOST_TAG, round;
+
+	for (round = 0; !READ_ONCE(env->stop); round++)
+		stamp_every(env, 1 + round % 5, tag += NR_PAGES);
+
+	return NULL;
+}
+
+static void copy_logged(struct env *env)
+{
+	uint64_t i;
+
+	collect(env);
+	for (i = 0; i < NR_PAGES; i++) {
+		if (test_bit(i, env->log))
+			memcpy(env->copy + i * PAGE_SIZE, env->mem.hva + i * PAGE_SIZE,
+			       PAGE_SIZE);
+	}
+}
+
+static bool test_precopy(enum mode mode, enum gtdp_backing backing)
+{
+	pthread_t threads[NR_POPULATORS], vcpu;
+	struct env env;
+	int i, round;
+
+	if (!env_create(&env, GTDP_ALL, mode, backing))
+		return false;
+
+	env.copy = malloc(MEM_SIZE);
+	TEST_ASSERT(env.copy, "Insufficient memory");
+	set_logging(&env, false);
+
+	for (round = 0; round < ROUNDS; round++) {
+		WRITE_ONCE(env.stop, false);
+		for (i = 0; i < NR_POPULATORS; i++)
+			pthread_create(&threads[i], NULL, populator, &env);
+		pthread_create(&vcpu, NULL, writer, &env);
+
+		/* All of it, then what was written meanwhile. */
+		start_logging(&env);
+		memcpy(env.copy, env.mem.hva, MEM_SIZE);
+		for (i = 0; i < ROUNDS; i++) {
+			copy_logged(&env);
+			usleep(1000);
+		}
+
+		WRITE_ONCE(env.stop, true);
+		pthread_join(vcpu, NULL);
+		copy_logged(&env);
+		for (i = 0; i < NR_PAGES; i++)
+			TEST_ASSERT(!memcmp(env.copy + i * PAGE_SIZE,
+					    env.mem.hva + i * PAGE_SIZE, PAGE_SIZE),
+				    "A write to page %d is not in the log", i);
+
+		/* And off again, while it is still populated. */
+		set_logging(&env, false);
+		for (i = 0; i < NR_POPULATORS; i++)
+			pthread_join(threads[i], NULL);
+	}
+
+	free(env.copy);
+	env_destroy(&env);
+	return true;
+}
+
+static void *reader(void *arg)
+{
+	struct env *env = arg;
+
+	while (!READ_ONCE(env->stop))
+		gtdp_run(env->vcpu, GTDP_READ, GTDP_GPA, NR_PAGES, 0);
+
+	return NULL;
+}
+
+/* Keep the follower from running while this thread does, or no longer. */
+static bool hold_follower(bool hold)
+{
+	const struct sched_param param = { .sched_priority = hold };
+
+	return !sched_setscheduler(0, hold ? SCHED_FIFO : SCHED_OTHER, &param);
+}
+
+static bool ended_create(struct env *env, uint64_t *nr_huge)
+{
+	if (!env_create(env, KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FOLLOW, BITMAP,
+			GTDP_THP))
+		return false;
+
+	*nr_huge = gtdp_huge_bytes(env->mem.hva) / SZ_2M;
+	if (!*nr_huge) {
+		env_destroy(env);
+		return false;
+	}
+
+	set_logging(env, true);
+	populate(env);
+	TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	stamp_every(env, 3, HOST_TAG);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "pages_2m"), 0);
+	return true;
+}
+
+/* They are as good as ever: not even writing takes a fault. */
+static void ended_check(struct env *env)
+{
+	TEST_ASSERT_EQ(stamp_every(env, 1, HOST_TAG + 1), 0);
+	gtdp_check(env->mem.hva, NR_PAGES, HOST_TAG + 1);
+	env_destroy(env);
+}
+
+/*
+ * What was mapped is mapped when logging has just ended, which can be told from
+ * the vCPU running before the follower does, and after that.
+ */
+static bool test_ended(void)
+{
+	uint64_t mapped, nr_huge;
+	cpu_set_t cpus, cpu;
+	struct env env;
+
+	/* The follower inherits this. */
+	sched_getaffinity(0, sizeof(cpus), &cpus);
+	CPU_ZERO(&cpu);
+	CPU_SET(sched_getcpu(), &cpu);
+	sched_setaffinity(0, sizeof(cpu), &cpu);
+
+	if (!hold_follower(true) || !hold_follower(false) || !ended_create(&env, &nr_huge)) {
+		sched_setaffinity(0, sizeof(cpus), &cpus);
+		return false;
+	}
+
+	mapped = gtdp_nr_mapped(env.vm);
+	hold_follower(true);
+	set_logging(&env, false);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), mapped);
+	hold_follower(false);
+
+	while (gtdp_vm_stat(env.vm, "pages_2m") < nr_huge)
+		usleep(1000);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), mapped);
+
+	sched_setaffinity(0, sizeof(cpus), &cpus);
+	ended_check(&env);
+	return true;
+}
+
+/*
+ * The same while the vCPU runs all the time.  It may see a page table that is
+ * just being replaced, and come back in vain, which is counted as taken, but
+ * fixes nothing.
+ */
+static bool test_ended_running(void)
+{
+	uint64_t fixed, mapped, nr_huge;
+	pthread_t thread;
+	struct env env;
+
+	if (!ended_create(&env, &nr_huge))
+		return false;
+
+	mapped = gtdp_nr_mapped(env.vm);
+	fixed = gtdp_vcpu_stat(env.vcpu, "pf_fixed");
+	pthread_create(&thread, NULL, reader, &env);
+
+	set_logging(&env, false);
+	while (gtdp_vm_stat(env.vm, "pages_2m") < nr_huge) {
+		TEST_ASSERT(gtdp_nr_mapped(env.vm) >= mapped, "%lu of %lu pages mapped",
+			    gtdp_nr_mapped(env.vm), mapped);
+		sched_yield();
+	}
+
+	WRITE_ONCE(env.stop, true);
+	pthread_join(thread, NULL);
+	TEST_ASSERT_EQ(gtdp_vcpu_stat(env.vcpu, "pf_fixed"), fixed);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), mapped);
+	ended_check(&env);
+	return true;
+}
+
+/* Small pages, too, are written without a fault again once populated. */
+static bool test_ended_small(void)
+{
+	struct env env;
+
+	if (!env_create(&env, KVM_GLOBAL_TDP_POPULATE, BITMAP, GTDP_ANON))
+		return false;
+
+	set_logging(&env, true);
+	populate(&env);
+	set_logging(&env, false);
+	populate(&env);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	TEST_ASSERT_EQ(stamp_every(&env, 1, HOST_TAG), 0);
+
+	env_destroy(&env);
+	return true;
+}
+
+static const struct {
+	enum gtdp_backing backing;
+	const char *name;
+} memory[] = {
+	{ GTDP_ANON, "small pages" },
+	{ GTDP_THP, "huge pages" },
+};
+
+static void report(bool passed, const char *name, const char *mode, const char *what)
+{
+	if (passed)
+		ksft_test_result_pass("%s: %s, %s\n", name, mode, what);
+	else
+		ksft_test_result_skip("%s: %s, %s\n", name, mode, what);
+}
+
+int main(void)
+{
+	enum mode mode;
+	int i;
+
+	gtdp_require(GTDP_ALL);
+
+	ksft_print_header();
+	ksft_set_plan(2 * ARRAY_SIZE(mode_names) * ARRAY_SIZE(memory) + 3);
+
+	report(test_ended(), "ended", "idle", "huge pages");
+	report(test_ended_running(), "ended", "running", "huge pages");
+	report(test_ended_small(), "ended", "populated again", "small pages");
+
+	for (mode = BITMAP; mode <= RING; mode++) {
+		for (i = 0; i < ARRAY_SIZE(memory); i++) {
+			report(test_exact(mode, memory[i].backing), "exact",
+			       mode_names[mode], memory[i].name);
+			report(test_precopy(mode, memory[i].backing), "precopy",
+			       mode_names[mode], memory[i].name);
+		}
+	}
+
+	ksft_finished();
+}

@@ -1,0 +1,584 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * How long a vCPU's faults take while the host does something to a lot of other
+ * memory of the same VM: zaps it for an MMU notifier, ages it, clears its dirty
+ * log or ends it, deletes its memslot, or recovers NX huge pages.
+ *
+ * A vCPU, on a CPU of its own, touches a fresh page now and then, and takes the
+ * time in the guest, whereas the main thread does one of the above, once per
+ * round.  With a single CPU, there is no vCPU that runs: that tells the time of
+ * the storm alone.
+ *
+ * The main thread has the name "path:MiB" while it is at it, so that who traces
+ * mmu_lock can tell.  -t measures population by threads in parallel instead,
+ * for which each should have a CPU.  The output is one JSON object per line, path and size;
+ * other lines are for humans.
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "ucall_common.h"
+#include "global_tdp.h"
+
+/* What the vCPU faults on: absent pages, each of which it touches once. */
+#define FRESH_SLOT	(GTDP_SLOT + 1)
+#define FRESH_GPA	(GTDP_GPA + GTDP_WINDOW)
+#define FRESH_SIZE	SZ_64M
+#define FRESH_PAGES	(FRESH_SIZE / PAGE_SIZE)
+
+/* Faults before the storm begins, and microseconds from one to the next. */
+#define FAULTS_BEFORE	16
+#define FAULT_PERIOD_US	250
+
+#define NX_PARAM	"/sys/module/kvm/parameters/nx_huge_pages"
+#define LRU_GEN		"/sys/kernel/debug/lru_gen"
+
+enum guest_op {
+	GUEST_NOTHING,
+	GUEST_EXECUTE,		/* the first bytes of each 2MiB */
+	GUEST_TOUCH,		/* fresh pages until told to stop */
+};
+
+/* The guest has a copy of its own, see guest_work(). */
+static struct work {
+	enum guest_op op;
+	uint64_t size;
+	uint64_t period;
+	bool stop;
+	uint64_t done;
+	uint64_t latency[FRESH_PAGES];
+} work;
+
+struct path {
+	const char *name;
+	enum gtdp_backing backing;
+	uint64_t features;
+	uint64_t quirks_off;
+	void (*prepare)(void);
+	void (*storm)(void);
+	void (*restore)(void);
+	const char *needs;
+};
+
+static const struct path *path;
+static uint64_t range_size;
+static bool has_gtdp, has_vcpu_cpu;
+
+static struct kvm_vm *vm;
+static struct kvm_vcpu *vcpu;
+static struct gtdp_mem mem;
+
+static uint64_t now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return timespec_to_ns(ts);
+}
+
+static void guest_touch(void)
+{
+	uint64_t i, start, now;
+
+	for (i = 0; i < FRESH_PAGES && !READ_ONCE(work.stop); i++) {
+		start = rdtsc();
+		WRITE_ONCE(*(uint64_t *)(FRESH_GPA + i * PAGE_SIZE), i);
+		now = rdtsc();
+
+		work.latency[i] = now - start;
+		WRITE_ONCE(work.done, i + 1);
+
+		while (rdtsc() - start < work.period && !READ_ONCE(work.stop))
+			;
+	}
+}
+
+static void guest_main(void)
+{
+	uint64_t gva;
+
+	for (;;) {
+		if (work.op == GUEST_TOUCH) {
+			guest_touch();
+		} else if (work.op == GUEST_EXECUTE) {
+			for (gva = GTDP_GPA; gva < GTDP_GPA + work.size; gva += SZ_2M)
+				((void (*)(void))gva)();
+		}
+		GUEST_SYNC(0);
+	}
+}
+
+static struct work *guest_work(void)
+{
+	return addr_gva2hva(vm, (vm_vaddr_t)&work);
+}
+
+static void run_guest(enum guest_op op)
+{
+	struct work *w = guest_work();
+
+	w->op = op;
+	w->size = range_size;
+	vcpu_run(vcpu);
+	gtdp_finish_job(vcpu);
+}
+
+static void write_file(const char *name, const char *value)
+{
+	FILE *file = fopen(name, "w");
+
+	TEST_ASSERT(file && fputs(value, file) >= 0 && !fclose(file),
+		    "Can't write '%s' to %s, run as root", value, name);
+}
+
+static void prefault(uint64_t gpa, uint64_t size)
+{
+	struct kvm_pre_fault_memory range = { .gpa = gpa, .size = size };
+	int r;
+
+	do {
+		r = __vcpu_ioctl(vcpu, KVM_PRE_FAULT_MEMORY, &range);
+		TEST_ASSERT(!r || errno == EINTR || errno == EAGAIN,
+			    KVM_IOCTL_ERROR(KVM_PRE_FAULT_MEMORY, r));
+	} while (r || range.size);
+}
+
+static void map_range(void)
+{
+	if (has_gtdp)
+		gtdp_populate_full(vm, GTDP_GPA, range_size);
+	else
+		prefault(GTDP_GPA, range_size);
+}
+
+static void set_slot_flags(uint32_t flags)
+{
+	gtdp_add_slot(vm, GTDP_SLOT, flags, GTDP_GPA, &mem);
+}
+
+/* The paths */
+static void storm_notifier(void)
+{
+	int r = madvise(mem.hva, range_size, MADV_DONTNEED);
+
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+}
+
+/* The multi-gen LRU's debug interface: + memcg node max_gen swap force_scan */
+static void storm_age(void)
+{
+	unsigned long value, memcg = 0, node = 0, gen = 0;
+	char line[512], path[256], own[256] = "/";
+	bool found = false;
+	FILE *file;
+
+	file = fopen("/proc/self/cgroup", "r");
+	while (file && fgets(line, sizeof(line), file))
+		sscanf(line, "0::%255s", own);
+	if (file)
+		fclose(file);
+
+	file = fopen(LRU_GEN, "r");
+	TEST_ASSERT(file, "Can't read " LRU_GEN);
+	while (fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "memcg %lu %255s", &value, path) == 2) {
+			found = !strcmp(path, own);
+			memcg = found ? value : memcg;
+		} else if (found && sscanf(line, " node %lu", &value) == 1) {
+			node = value;
+		} else if (found && sscanf(line, " %lu", &value) == 1) {
+			gen = value;
+		}
+	}
+	fclose(file);
+
+	snprintf(line, sizeof(line), "+ %lu %lu %lu 1 1", memcg, node, gen);
+	write_file(LRU_GEN, line);
+}
+
+static void prepare_log(void)
+{
+	set_slot_flags(KVM_MEM_LOG_DIRTY_PAGES);
+}
+
+static void storm_clear_log(void)
+{
+	static unsigned long bitmap[SZ_1G / PAGE_SIZE / (8 * sizeof(long))];
+
+	memset(bitmap, 0xff, sizeof(bitmap));
+	kvm_vm_clear_dirty_log(vm, GTDP_SLOT, bitmap, 0, range_size / PAGE_SIZE);
+}
+
+static void storm_log_off(void)
+{
+	set_slot_flags(0);
+}
+
+static void storm_delete(void)
+{
+	gtdp_delete_slot(vm, GTDP_SLOT);
+}
+
+/* Page tables that exist because the guest has executed from huge pages. */
+static void prepare_nx(void)
+{
+	uint64_t i;
+
+	for (i = 0; i < range_size; i += SZ_2M)
+		*(uint8_t *)(mem.hva + i) = 0xc3;	/* ret */
+
+	run_guest(GUEST_EXECUTE);
+	map_range();
+}
+
+static void storm_nx(void)
+{
+	write_file(NX_PARAM "_recovery_ratio", "1");
+	while (gtdp_vm_stat(vm, "nx_lpage_splits"))
+		usleep(1000);
+}
+
+static void restore_nx(void)
+{
+	write_file(NX_PARAM "_recovery_ratio", "0");
+}
+
+#define POPULATE	KVM_GLOBAL_TDP_POPULATE
+#define FOLLOW		KVM_GLOBAL_TDP_FOLLOW
+
+static const struct path paths[] = {
+	{ "notifier", GTDP_ANON, POPULATE, .storm = storm_notifier },
+	{ "age", GTDP_ANON, POPULATE, .storm = storm_age, .needs = LRU_GEN },
+	{ "clear_log", GTDP_ANON, POPULATE, .prepare = prepare_log,
+	  .storm = storm_clear_log },
+	{ "delete", GTDP_ANON, POPULATE, .storm = storm_delete },
+	{ "delete_one", GTDP_ANON, POPULATE, KVM_X86_QUIRK_SLOT_ZAP_ALL,
+	  .storm = storm_delete },
+	{ "nx", GTDP_THP, POPULATE, .prepare = prepare_nx, .storm = storm_nx,
+	  .restore = restore_nx, .needs = NX_PARAM },
+	{ "log_off", GTDP_THP, POPULATE | FOLLOW, .prepare = prepare_log,
+	  .storm = storm_log_off },
+};
+
+static void pin_to_cpu(int cpu)
+{
+	cpu_set_t set;
+	int r;
+
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	r = sched_setaffinity(0, sizeof(set), &set);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("sched_setaffinity()", r));
+}
+
+static void create_vm(struct gtdp_mem *fresh)
+{
+	uint64_t code_size;
+	int r;
+
+	vm = __vm_create(VM_SHAPE_DEFAULT, 1, sizeof(work) / PAGE_SIZE + 64);
+	if (has_gtdp)
+		vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, path->features);
+	if (path->quirks_off)
+		vm_enable_cap(vm, KVM_CAP_DISABLE_QUIRKS2, path->quirks_off);
+	vm_enable_cap(vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+		      KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET);
+
+	virt_map_level(vm, GTDP_GPA, GTDP_GPA, range_size, PG_LEVEL_2M);
+	virt_map_level(vm, FRESH_GPA, FRESH_GPA, FRESH_SIZE, PG_LEVEL_2M);
+	vcpu = vm_vcpu_add(vm, 0, guest_main);
+
+	code_size = gtdp_code_size(vm);
+	r = madvise(memslot2region(vm, 0)->host_mem, code_size, MADV_POPULATE_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	prefault(0, code_size);
+	run_guest(GUEST_NOTHING);
+
+	gtdp_mem_alloc(fresh, GTDP_ANON, FRESH_SIZE, 0);
+	gtdp_add_slot(vm, FRESH_SLOT, 0, FRESH_GPA, fresh);
+}
+
+static void *vcpu_thread(void *arg)
+{
+	pin_to_cpu(1);
+	run_guest(GUEST_TOUCH);
+	return NULL;
+}
+
+/* Returns how long the storm took; adds to @samples what faults took, in ticks. */
+static uint64_t run_round(uint64_t *samples, uint64_t *nr_samples, double ticks_per_ns)
+{
+	uint64_t start, ns, first = 0, last = 0;
+	struct gtdp_mem fresh;
+	pthread_t thread;
+	struct work *w;
+	char name[16];
+	int r;
+
+	gtdp_mem_alloc(&mem, path->backing, range_size, 0);
+	r = madvise(mem.hva, range_size, MADV_POPULATE_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+
+	create_vm(&fresh);
+	set_slot_flags(0);
+	if (path->prepare != prepare_nx)
+		map_range();
+	if (path->prepare)
+		path->prepare();
+	if (path->storm == storm_log_off) {
+		/* As a migration has it: 4KiB SPTEs for memory in huge pages. */
+		storm_clear_log();
+		map_range();
+	}
+
+	w = guest_work();
+	w->period = FAULT_PERIOD_US * 1000 * ticks_per_ns;
+	if (has_vcpu_cpu) {
+		pthread_create(&thread, NULL, vcpu_thread, NULL);
+		while (READ_ONCE(w->done) < FAULTS_BEFORE)
+			usleep(100);
+		first = READ_ONCE(w->done);
+	}
+
+	snprintf(name, sizeof(name), "%s:%lu", path->name, range_size / SZ_1M);
+	prctl(PR_SET_NAME, name);
+	start = now_ns();
+	path->storm();
+	ns = now_ns() - start;
+	prctl(PR_SET_NAME, "idle");
+
+	if (has_vcpu_cpu) {
+		last = READ_ONCE(w->done);
+		WRITE_ONCE(w->stop, true);
+		pthread_join(thread, NULL);
+		/* With the one that was under way when the storm was over. */
+		last = min(last + 1, w->done);
+		memcpy(samples + *nr_samples, w->latency + first,
+		       (last - first) * sizeof(*samples));
+		*nr_samples += last - first;
+	}
+
+	if (path->restore)
+		path->restore();
+	kvm_vm_free(vm);
+	gtdp_mem_free(&fresh);
+	gtdp_mem_free(&mem);
+	return ns;
+}
+
+static int compare(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static double measure_ticks_per_ns(void)
+{
+	uint64_t tsc = rdtsc(), ns = now_ns();
+
+	usleep(100000);
+	return (double)(rdtsc() - tsc) / (now_ns() - ns);
+}
+
+static void run_path(int rounds, double ticks_per_ns)
+{
+	uint64_t *samples = calloc(rounds * FRESH_PAGES, sizeof(*samples));
+	uint64_t nr = 0, ns, best = ~0ul;
+	int i;
+
+	TEST_ASSERT(samples, "Insufficient memory");
+
+	for (i = 0; i < rounds; i++) {
+		ns = run_round(samples, &nr, ticks_per_ns);
+		best = min(best, ns);
+	}
+
+	qsort(samples, nr, sizeof(*samples), compare);
+
+	printf("{\"path\": \"%s\", \"mib\": %lu, \"storm_ns\": %lu, \"faults\": %lu",
+	       path->name, range_size / SZ_1M, best, nr);
+	if (nr)
+		printf(", \"p50_ns\": %.0f, \"p99_ns\": %.0f, \"max_ns\": %.0f",
+		       samples[nr / 2] / ticks_per_ns, samples[nr * 99 / 100] / ticks_per_ns,
+		       samples[nr - 1] / ticks_per_ns);
+	printf("}\n");
+	fflush(stdout);
+	free(samples);
+}
+
+/*
+ * Population by so many threads: of the VMM, or of the kernel, which has more
+ * than one for large VMs only, hence the slot that is not populated.
+ */
+#define LARGE_SLOT	(FRESH_SLOT + 1)
+#define LARGE_GPA	(4 * (uint64_t)SZ_4G)
+#define LARGE_SIZE	(2 * (uint64_t)SZ_4G)
+#define MAX_THREADS	8
+
+#define THREADS_PARAM	"/sys/module/kvm/parameters/global_tdp_threads"
+
+static int nr_threads;
+
+static void *populate_thread(void *arg)
+{
+	uint64_t size = range_size / nr_threads;
+
+	pin_to_cpu((long)arg);
+	gtdp_populate_full(vm, GTDP_GPA + (long)arg * size, size);
+	return NULL;
+}
+
+static uint64_t populate_by_vmm(void)
+{
+	pthread_t threads[MAX_THREADS];
+	uint64_t start = now_ns();
+	long i;
+
+	for (i = 0; i < nr_threads; i++)
+		pthread_create(&threads[i], NULL, populate_thread, (void *)i);
+	for (i = 0; i < nr_threads; i++)
+		pthread_join(threads[i], NULL);
+
+	return now_ns() - start;
+}
+
+static uint64_t populate_by_kernel(void)
+{
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = range_size,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+	uint64_t start = now_ns();
+
+	vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+	while (gtdp_nr_populated(vm) < range_size / PAGE_SIZE)
+		usleep(500);
+
+	return now_ns() - start;
+}
+
+static void run_populate(const char *who, uint64_t (*populate)(void), int rounds)
+{
+	uint64_t best = ~0ul, ns;
+	char threads[16];
+	void *large;
+	int i;
+
+	snprintf(threads, sizeof(threads), "%d", nr_threads);
+	write_file(THREADS_PARAM, threads);
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, range_size, 0);
+	gtdp_stamp(mem.hva, range_size / PAGE_SIZE, 1);
+	large = mmap(NULL, LARGE_SIZE, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	TEST_ASSERT(large != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+
+	for (i = 0; i < rounds; i++) {
+		vm = __vm_create(VM_SHAPE_DEFAULT, 1, 0);
+		vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, KVM_GLOBAL_TDP_POPULATE);
+		vcpu = vm_vcpu_add(vm, 0, guest_main);
+		set_slot_flags(0);
+		vm_set_user_memory_region(vm, LARGE_SLOT, 0, LARGE_GPA, LARGE_SIZE, large);
+
+		ns = populate();
+		best = min(best, ns);
+		TEST_ASSERT_EQ(gtdp_nr_populated(vm), range_size / PAGE_SIZE);
+		kvm_vm_free(vm);
+	}
+
+	munmap(large, LARGE_SIZE);
+	gtdp_mem_free(&mem);
+
+	printf("{\"populate\": \"%s\", \"threads\": %d, \"mib\": %lu, \"ns\": %lu}\n",
+	       who, nr_threads, range_size / SZ_1M, best);
+	fflush(stdout);
+}
+
+static void help(const char *name)
+{
+	int i;
+
+	printf("usage: %s [-h] [-m MiB] [-r rounds] [-p path | -t threads]\n"
+	       "-t populates memory by so many threads instead\npaths:", name);
+	for (i = 0; i < ARRAY_SIZE(paths); i++)
+		printf(" %s", paths[i].name);
+	printf("\n");
+	exit(0);
+}
+
+int main(int argc, char *argv[])
+{
+	const char *only = NULL;
+	double ticks_per_ns;
+	int i, opt, rounds = 3;
+
+	range_size = SZ_16M;
+	while ((opt = getopt(argc, argv, "hm:r:p:t:")) != -1) {
+		switch (opt) {
+		case 'm':
+			range_size = atoi_positive("MiB", optarg) * (uint64_t)SZ_1M;
+			break;
+		case 'r':
+			rounds = atoi_positive("Number of rounds", optarg);
+			break;
+		case 'p':
+			only = optarg;
+			break;
+		case 't':
+			nr_threads = atoi_positive("Number of threads", optarg);
+			TEST_ASSERT(nr_threads <= MAX_THREADS, "At most %d threads", MAX_THREADS);
+			break;
+		default:
+			help(argv[0]);
+		}
+	}
+
+	TEST_REQUIRE(kvm_has_cap(KVM_CAP_PRE_FAULT_MEMORY));
+	TEST_ASSERT(range_size <= GTDP_WINDOW && !(range_size % SZ_2M),
+		    "Want an even number of MiB, at most %u", GTDP_WINDOW / SZ_1M);
+
+	has_gtdp = kvm_check_cap(KVM_CAP_GLOBAL_TDP);
+	if (nr_threads) {
+		TEST_REQUIRE(has_gtdp);
+		run_populate("vmm", populate_by_vmm, rounds);
+		run_populate("kernel", populate_by_kernel, rounds);
+		return 0;
+	}
+
+	has_vcpu_cpu = sysconf(_SC_NPROCESSORS_ONLN) > 1;
+	pin_to_cpu(0);
+	ticks_per_ns = measure_ticks_per_ns();
+
+	/* Leave it to storm_nx() when there is something to recover. */
+	if (!access(NX_PARAM, W_OK)) {
+		write_file(NX_PARAM "_recovery_ratio", "0");
+		write_file(NX_PARAM "_recovery_period_ms", "1");
+	}
+
+	for (i = 0; i < ARRAY_SIZE(paths); i++) {
+		path = &paths[i];
+		if (only && strcmp(only, path->name))
+			continue;
+		if (path->needs && access(path->needs, W_OK)) {
+			printf("# %s: skipped, no %s\n", path->name, path->needs);
+			continue;
+		}
+
+		if (path->restore == restore_nx)
+			write_file(NX_PARAM, "force");
+		run_path(rounds, ticks_per_ns);
+		if (path->restore == restore_nx)
+			write_file(NX_PARAM, "off");
+	}
+
+	return 0;
+}

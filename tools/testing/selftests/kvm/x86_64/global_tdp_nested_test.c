@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves that nested guests don't notice that L1's memory is populated: L1 and
+ * L2 see the same memory, L1 changes L2's page tables, the host zaps and logs,
+ * and all of L1's memory is populated in between.
+ *
+ * With nested paging, KVM shadows L1's tables for L2, and so must notice L1's
+ * writes to them: once populated, they must not be writable without further
+ * ado.  Without, L2 has a TDP root of its own beside the one that is populated.
+ */
+#include <string.h>
+#include <sys/mman.h>
+
+#include <linux/bitmap.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "svm_util.h"
+#include "vmx.h"
+#include "global_tdp.h"
+
+#define MEM_SIZE	SZ_16M
+#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+#define REGION		GTDP_REGION_PAGES
+
+/*
+ * What L2 uses: one page that is mapped by a 4KiB entry of L1's nested page
+ * tables, and one by a 2MiB entry.  L1 changes either to another page.
+ */
+#define L2_SMALL	GTDP_GPA
+#define L2_LARGE	(GTDP_GPA + SZ_2M)
+
+/* Pages of the memory that L1 maps in place of these, alternately. */
+static const uint64_t small_pages[] = { 5, 700 };
+static const uint64_t large_pages[] = { 3 * REGION, 4 * REGION };
+
+/* L1's nested page tables, in the same memory. */
+enum {
+	NESTED_ROOT = 7 * REGION,
+	NESTED_PDPT,
+	NESTED_PD,
+	NESTED_PT,
+	NESTED_END,
+};
+
+#define HOST_TAG	1
+#define ROUNDS		4
+#define L2_STACK_SIZE	256
+
+/* NPT's Present, Writable and User are EPT's Read, Write and Execute. */
+#define NESTED_TABLE	7ULL
+#define NESTED_LARGE	BIT_ULL(7)
+#define EPT_WB		(6ULL << 3)
+
+/* What L1, or L2, is in KVM_RUN to be told, and what L2 has found. */
+enum stage {
+	IN_L1,
+	IN_L2,
+};
+
+static struct {
+	bool svm;
+	bool nested_paging;
+	uint64_t small_entry;
+	uint64_t large_entry;
+	uint64_t value;
+} cmd;
+
+static uint64_t seen_small, seen_large;
+
+struct env {
+	struct kvm_vm *vm;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	bool nested_paging;
+	uint64_t leaf_flags;
+};
+
+static uint64_t *l1_page(uint64_t page)
+{
+	return (void *)(GTDP_GPA + page * PAGE_SIZE);
+}
+
+static void l2_access(void)
+{
+	uint64_t *small = (void *)L2_SMALL, *large = (void *)L2_LARGE;
+
+	WRITE_ONCE(seen_small, READ_ONCE(*small));
+	WRITE_ONCE(seen_large, READ_ONCE(*large));
+	WRITE_ONCE(small[1], READ_ONCE(cmd.value));
+	WRITE_ONCE(large[1], READ_ONCE(cmd.value));
+}
+
+static void l2_main(void)
+{
+	for (;;) {
+		l2_access();
+		GUEST_SYNC(IN_L2);
+		l2_access();
+
+		if (READ_ONCE(cmd.svm))
+			vmmcall();
+		else
+			vmcall();
+	}
+}
+
+static void change_entries(void)
+{
+	if (!READ_ONCE(cmd.nested_paging))
+		return;
+
+	WRITE_ONCE(l1_page(NESTED_PT)[0], READ_ONCE(cmd.small_entry));
+	WRITE_ONCE(l1_page(NESTED_PD)[1], READ_ONCE(cmd.large_entry));
+}
+
+static void l1_svm(struct svm_test_data *svm)
+{
+	unsigned long stack[L2_STACK_SIZE];
+	struct vmcb *vmcb = svm->vmcb;
+
+	generic_svm_setup(svm, l2_main, &stack[L2_STACK_SIZE]);
+	if (READ_ONCE(cmd.nested_paging)) {
+		vmcb->control.nested_ctl |= SVM_NESTED_CTL_NP_ENABLE;
+		vmcb->control.nested_cr3 = (uint64_t)l1_page(NESTED_ROOT);
+	}
+
+	for (;;) {
+		GUEST_SYNC(IN_L1);
+		change_entries();
+
+		vmcb->control.tlb_ctl = TLB_CONTROL_FLUSH_ALL_ASID;
+		run_guest(vmcb, svm->vmcb_gpa);
+		GUEST_ASSERT_EQ(vmcb->control.exit_code, SVM_EXIT_VMMCALL);
+		vmcb->save.rip += 3;
+	}
+}
+
+static void invept_all(void)
+{
+	struct {
+		uint64_t eptp;
+		uint64_t reserved;
+	} desc = {};
+
+	asm volatile("invept %0, %1" : : "m"(desc), "r"(2ULL) : "cc", "memory");
+}
+
+static void l1_vmx(struct vmx_pages *vmx)
+{
+	unsigned long stack[L2_STACK_SIZE];
+	bool launched = false;
+
+	/* The library takes this for the root of a nested EPT. */
+	vmx->eptp_gpa = READ_ONCE(cmd.nested_paging) ? (uint64_t)l1_page(NESTED_ROOT) : 0;
+
+	GUEST_ASSERT(prepare_for_vmx_operation(vmx));
+	GUEST_ASSERT(load_vmcs(vmx));
+	prepare_vmcs(vmx, l2_main, &stack[L2_STACK_SIZE]);
+
+	for (;;) {
+		GUEST_SYNC(IN_L1);
+		change_entries();
+		if (READ_ONCE(cmd.nested_paging))
+			invept_all();
+
+		GUEST_ASSERT(!(launched ? vmresume() : vmlaunch()));
+		launched = true;
+		GUEST_ASSERT_EQ(vmreadz(VM_EXIT_REASON), EXIT_REASON_VMCALL);
+		vmwrite(GUEST_RIP, vmreadz(GUEST_RIP) + vmreadz(VM_EXIT_INSTRUCTION_LEN));
+	}
+}
+
+static void l1_main(void *data)
+{
+	if (READ_ONCE(cmd.svm))
+		l1_svm(data);
+	else
+		l1_vmx(data);
+}
+
+static uint64_t *hva_of(struct env *env, uint64_t page)
+{
+	return env->mem.hva + page * PAGE_SIZE;
+}
+
+static uint64_t leaf_entry(struct env *env, uint64_t page)
+{
+	return (GTDP_GPA + page * PAGE_SIZE) | NESTED_TABLE | env->leaf_flags;
+}
+
+/* All of memory is L2's, too, at the same addresses, but for what L1 changes. */
+static void make_nested_tables(struct env *env)
+{
+	const uint64_t gib = GTDP_GPA / SZ_1G;
+	uint64_t i;
+
+	for (i = NESTED_ROOT; i < NESTED_END; i++)
+		memset(hva_of(env, i), 0, PAGE_SIZE);
+
+	hva_of(env, NESTED_ROOT)[0] = (uint64_t)l1_page(NESTED_PDPT) | NESTED_TABLE;
+	for (i = 0; i < gib; i++)
+		hva_of(env, NESTED_PDPT)[i] = i * SZ_1G | NESTED_TABLE | NESTED_LARGE |
+					      env->leaf_flags;
+	hva_of(env, NESTED_PDPT)[gib] = (uint64_t)l1_page(NESTED_PD) | NESTED_TABLE;
+
+	hva_of(env, NESTED_PD)[0] = (uint64_t)l1_page(NESTED_PT) | NESTED_TABLE;
+	for (i = 1; i < MEM_SIZE / SZ_2M; i++)
+		hva_of(env, NESTED_PD)[i] = leaf_entry(env, i * REGION) | NESTED_LARGE;
+	for (i = 0; i < REGION; i++)
+		hva_of(env, NESTED_PT)[i] = leaf_entry(env, i);
+}
+
+static void sync_cmd(struct env *env, uint64_t round)
+{
+	typeof(cmd) *guest = addr_gva2hva(env->vm, (vm_vaddr_t)&cmd);
+
+	guest->svm = kvm_cpu_has(X86_FEATURE_SVM);
+	guest->nested_paging = env->nested_paging;
+	guest->small_entry = leaf_entry(env, small_pages[round % 2]);
+	guest->large_entry = leaf_entry(env, large_pages[round % 2]) | NESTED_LARGE;
+	guest->value = round + 1;
+}
+
+static bool env_create(struct env *env, bool nested_paging, enum gtdp_backing backing)
+{
+	bool svm = kvm_cpu_has(X86_FEATURE_SVM);
+	vm_vaddr_t data;
+
+	if (!svm && (!kvm_cpu_has(X86_FEATURE_VMX) || (nested_paging && !kvm_cpu_has_ept())))
+		return false;
+	if (svm && nested_paging && !kvm_cpu_has(X86_FEATURE_NPT))
+		return false;
+	if (backing == GTDP_THP && !thp_configured())
+		return false;
+
+	env->nested_paging = nested_paging;
+	env->leaf_flags = svm ? 0 : EPT_WB;
+
+	gtdp_mem_alloc(&env->mem, backing, MEM_SIZE, 0);
+	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
+	make_nested_tables(env);
+
+	env->vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FAULT_AROUND, 1,
+				 &env->vcpu);
+	if (svm)
+		vcpu_alloc_svm(env->vm, &data);
+	else
+		vcpu_alloc_vmx(env->vm, &data);
+	vcpu_arch_set_entry_point(env->vcpu, l1_main);
+	vcpu_args_set(env->vcpu, 1, data);
+
+	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
+	return true;
+}
+
+static void env_destroy(struct env *env)
+{
+	kvm_vm_free(env->vm);
+	gtdp_mem_free(&env->mem);
+}
+
+static void populate(struct env *env)
+{
+	gtdp_populate(env->vm, 0, gtdp_code_size(env->vm));
+	gtdp_populate(env->vm, GTDP_GPA, MEM_SIZE);
+}
+
+/* Have the host zap what maps its memory, and leave the memory alone. */
+static void zap(void *hva, size_t size)
+{
+	int r;
+
+	r = mprotect(hva, size, PROT_READ);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+	r = mprotect(hva, size, PROT_READ | PROT_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+
+	/* Have the host's PTEs writable, so that populated pages could be. */
+	r = madvise(hva, size, MADV_POPULATE_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+}
+
+/* That is what L1 and L2 need to run, and L1's nested page tables. */
+static void zap_all(struct env *env)
+{
+	struct userspace_mem_region *code = memslot2region(env->vm, 0);
+
+	zap(code->host_mem, code->region.memory_size);
+	zap(hva_of(env, NESTED_ROOT), (NESTED_END - NESTED_ROOT) * PAGE_SIZE);
+}
+
+static void run_until(struct env *env, enum stage stage)
+{
+	struct ucall uc;
+
+	vcpu_run(env->vcpu);
+	if (get_ucall(env->vcpu, &uc) == UCALL_ABORT)
+		REPORT_GUEST_ASSERT(uc);
+	TEST_ASSERT(uc.cmd == UCALL_SYNC && uc.args[1] == stage, "Not in L%d", stage + 1);
+}
+
+/* The pages that L2 uses in this round. */
+static uint64_t small_page(struct env *env, uint64_t round)
+{
+	return env->nested_paging ? small_pages[round % 2] : 0;
+}
+
+static uint64_t large_page(struct env *env, uint64_t round)
+{
+	return env->nested_paging ? large_pages[round % 2] : REGION;
+}
+
+/* L2 has just found, and written, what is in these pages. */
+static void check_l2(struct env *env, uint64_t round)
+{
+	uint64_t *small = hva_of(env, small_page(env, round));
+	uint64_t *large = hva_of(env, large_page(env, round));
+	uint64_t *seen;
+
+	seen = addr_gva2hva(env->vm, (vm_vaddr_t)&seen_small);
+	TEST_ASSERT_EQ(*seen, small[0]);
+	seen = addr_gva2hva(env->vm, (vm_vaddr_t)&seen_large);
+	TEST_ASSERT_EQ(*seen, large[0]);
+
+	TEST_ASSERT_EQ(small[1], round + 1);
+	TEST_ASSERT_EQ(large[1], round + 1);
+}
+
+static void restamp(struct env *env, uint64_t page, uint64_t tag)
+{
+	int r = madvise(hva_of(env, page), PAGE_SIZE, MADV_DONTNEED);
+
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	gtdp_stamp(hva_of(env, page), 1, tag);
+}
+
+/*
+ * @zap_first has all of L1's tables populated anew while they are shadowed, and
+ * before L1 writes to them.
+ */
+static bool test_l2(bool nested_paging, enum gtdp_backing backing, bool zap_first)
+{
+	struct env env;
+	uint64_t round;
+
+	if (!env_create(&env, nested_paging, backing))
+		return false;
+
+	populate(&env);
+	sync_cmd(&env, 0);
+	run_until(&env, IN_L1);
+
+	for (round = 0; round < ROUNDS; round++) {
+		sync_cmd(&env, round);
+		if (zap_first)
+			zap_all(&env);
+		populate(&env);
+		run_until(&env, IN_L2);
+		check_l2(&env, round);
+
+		/* While the vCPU is in L2: new pages, and all else zapped. */
+		restamp(&env, small_page(&env, round), 1000000 + round);
+		restamp(&env, large_page(&env, round), 2000000 + round);
+		if (round % 2)
+			zap_all(&env);
+		populate(&env);
+		run_until(&env, IN_L1);
+		check_l2(&env, round);
+		populate(&env);
+	}
+
+	env_destroy(&env);
+	return true;
+}
+
+static bool is_table(uint64_t page)
+{
+	return page >= NESTED_ROOT && page < NESTED_END;
+}
+
+/* The log tells of L2's writes, no matter that L1's memory is populated. */
+static bool test_log(bool nested_paging, enum gtdp_backing backing)
+{
+	unsigned long *log = bitmap_zalloc(NR_PAGES);
+	uint64_t round, i;
+	struct env env;
+
+	if (!env_create(&env, nested_paging, backing))
+		return false;
+
+	populate(&env);
+	sync_cmd(&env, 0);
+	run_until(&env, IN_L1);
+	run_until(&env, IN_L2);
+	run_until(&env, IN_L1);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
+	for (round = 0; round < ROUNDS; round++) {
+		sync_cmd(&env, round);
+		if (round % 3)
+			populate(&env);
+		if (round % 2)
+			run_until(&env, IN_L2);
+		populate(&env);
+		if (!(round % 2))
+			run_until(&env, IN_L2);
+		kvm_vm_get_dirty_log(env.vm, GTDP_SLOT, log);
+
+		for (i = 0; i < NR_PAGES; i++) {
+			/* Accessed and Dirty bits are written, too. */
+			if (is_table(i))
+				continue;
+			TEST_ASSERT(test_bit(i, log) == (i == small_page(&env, round) ||
+							 i == large_page(&env, round)),
+				    "Page %lu is %sin the log of round %lu", i,
+				    test_bit(i, log) ? "" : "not ", round);
+		}
+
+		/* Again, after the log was cleared, from within L2. */
+		populate(&env);
+		run_until(&env, IN_L1);
+		kvm_vm_get_dirty_log(env.vm, GTDP_SLOT, log);
+		TEST_ASSERT(test_bit(small_page(&env, round), log) &&
+			    test_bit(large_page(&env, round), log),
+			    "Not logged in round %lu", round);
+		check_l2(&env, round);
+	}
+
+	free(log);
+	env_destroy(&env);
+	return true;
+}
+
+static bool test_nested_paging(void)
+{
+	return test_l2(true, GTDP_ANON, false);
+}
+
+static bool test_nested_paging_zapped(void)
+{
+	return test_l2(true, GTDP_ANON, true);
+}
+
+static bool test_nested_paging_thp(void)
+{
+	return test_l2(true, GTDP_THP, true);
+}
+
+static bool test_no_nested_paging(void)
+{
+	return test_l2(false, GTDP_ANON, true);
+}
+
+static bool test_no_nested_paging_thp(void)
+{
+	return test_l2(false, GTDP_THP, true);
+}
+
+static bool test_nested_paging_log(void)
+{
+	return test_log(true, GTDP_ANON);
+}
+
+static bool test_nested_paging_log_thp(void)
+{
+	return test_log(true, GTDP_THP);
+}
+
+static bool test_no_nested_paging_log(void)
+{
+	return test_log(false, GTDP_ANON);
+}
+
+static const struct gtdp_test tests[] = {
+	{ "nested paging", test_nested_paging },
+	{ "nested paging, zapped", test_nested_paging_zapped },
+	{ "nested paging, zapped, huge pages", test_nested_paging_thp },
+	{ "no nested paging, zapped", test_no_nested_paging },
+	{ "no nested paging, zapped, huge pages", test_no_nested_paging_thp },
+	{ "dirty log, nested paging", test_nested_paging_log },
+	{ "dirty log, nested paging, huge pages", test_nested_paging_log_thp },
+	{ "dirty log, no nested paging", test_no_nested_paging_log },
+};
+
+int main(void)
+{
+	gtdp_require(KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FAULT_AROUND);
+	TEST_REQUIRE(kvm_cpu_has(X86_FEATURE_SVM) || kvm_cpu_has(X86_FEATURE_VMX));
+	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves that population leaves alone what only the fault path can decide on,
+ * and goes on around it: poisoned pages, mappings of devices.  A vCPU that
+ * touches them gets what it gets without Global TDP.  Also that a mapping of a
+ * file that is open for reading only is read-only for the guest.
+ *
+ * See global_tdp_populate_test for other memory that is not accessible.
+ */
+#include <signal.h>
+#include <string.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "global_tdp.h"
+
+#define MEM_SIZE	SZ_4M
+#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+#define POISONED	(GTDP_REGION_PAGES + 33)
+
+#define HOST_TAG	1
+#define GUEST_TAG	1000000
+
+/* The BIOS, of which any PC has one. */
+#define BIOS_ADDRESS	0xf0000
+#define BIOS_SIZE	SZ_64K
+
+static void *sigbus_addr;
+static int sigbus_code;
+static int nr_sigbus;
+
+static void sigbus(int signal, siginfo_t *info, void *context)
+{
+	sigbus_addr = info->si_addr;
+	sigbus_code = info->si_code;
+	nr_sigbus++;
+}
+
+static struct kvm_vm *create(struct kvm_vcpu **vcpu, uint64_t features)
+{
+	struct kvm_vm *vm = gtdp_vm_create(features, 1, vcpu);
+
+	gtdp_populate_code(vm);
+	return vm;
+}
+
+/* The page has gone for everyone, the guest is told only if it looks. */
+static bool test_poison(enum gtdp_backing backing, bool populated)
+{
+	const struct sigaction action = { .sa_sigaction = sigbus, .sa_flags = SA_SIGINFO };
+	uint64_t gpa = GTDP_GPA + POISONED * PAGE_SIZE;
+	struct kvm_populate_memory sum;
+	struct sigaction before;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	bool done;
+	void *hva;
+
+	gtdp_mem_alloc(&mem, backing, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	hva = mem.hva + POISONED * PAGE_SIZE;
+
+	vm = create(&vcpu, KVM_GLOBAL_TDP_POPULATE);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	if (populated)
+		gtdp_populate_full(vm, GTDP_GPA, MEM_SIZE);
+
+	sigaction(SIGBUS, &action, &before);
+
+	gtdp_drain_lru();
+	done = !madvise(hva, PAGE_SIZE, MADV_HWPOISON);
+	if (!done) {
+		TEST_ASSERT(errno == EINVAL || errno == EPERM, "Page can't be poisoned: %s",
+			    strerror(errno));
+		ksft_print_msg("no page can be poisoned: %s\n", strerror(errno));
+		goto out;
+	}
+
+	/* Injecting the error may be told of, touching all else is not. */
+	nr_sigbus = 0;
+	sum = gtdp_populate(vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(sum.absent, PAGE_SIZE);
+	TEST_ASSERT_EQ(sum.mapped, MEM_SIZE - PAGE_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, POISONED, HOST_TAG), 0);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, gpa + PAGE_SIZE, NR_PAGES - POISONED - 1,
+				HOST_TAG + POISONED + 1), 0);
+	TEST_ASSERT_EQ(nr_sigbus, 0);
+
+	TEST_ASSERT_EQ(gtdp_try(vcpu, GTDP_READ, gpa, 1, 0), EINTR);
+	TEST_ASSERT_EQ(nr_sigbus, 1);
+	TEST_ASSERT_EQ(sigbus_code, BUS_MCEERR_AR);
+	TEST_ASSERT(sigbus_addr == hva, "Told of %p, not of %p", sigbus_addr, hva);
+out:
+	sigaction(SIGBUS, &before, NULL);
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return done;
+}
+
+static bool test_poison_before(void)
+{
+	return test_poison(GTDP_ANON, false);
+}
+
+static bool test_poison_after(void)
+{
+	return test_poison(GTDP_ANON, true);
+}
+
+static bool test_poison_memfd(void)
+{
+	return test_poison(GTDP_MEMFD, true);
+}
+
+/* Memory of a device, between memory that is not. */
+static bool test_device(void)
+{
+	struct kvm_populate_memory sum;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t faults;
+	void *hva, *map;
+	int fd;
+
+	fd = open("/dev/mem", O_RDONLY);
+	if (fd < 0) {
+		ksft_print_msg("no /dev/mem\n");
+		return false;
+	}
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	hva = mem.hva + SZ_64K;
+	map = mmap(hva, BIOS_SIZE, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd,
+		   BIOS_ADDRESS);
+	close(fd);
+	if (map != hva) {
+		ksft_print_msg("the BIOS can't be mapped: %s\n", strerror(errno));
+		gtdp_mem_free(&mem);
+		return false;
+	}
+
+	vm = create(&vcpu, KVM_GLOBAL_TDP_POPULATE);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+
+	/* Regions that such a mapping is in are left to the vCPUs. */
+	sum = gtdp_populate(vm, GTDP_GPA + SZ_64K, BIOS_SIZE);
+	TEST_ASSERT_EQ(sum.mapped, 0);
+	TEST_ASSERT_EQ(sum.absent, BIOS_SIZE);
+	gtdp_populate(vm, GTDP_GPA, MEM_SIZE);
+	gtdp_populate_full(vm, GTDP_GPA + SZ_2M, SZ_2M);
+
+	/* The fault path does map it. */
+	faults = gtdp_run(vcpu, GTDP_READ, GTDP_GPA + SZ_64K, BIOS_SIZE / PAGE_SIZE, 0);
+	TEST_ASSERT(faults, "The BIOS was mapped");
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_READ, GTDP_GPA + SZ_64K, BIOS_SIZE / PAGE_SIZE, 0), 0);
+
+	gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, SZ_64K / PAGE_SIZE, HOST_TAG);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA + SZ_2M, NR_PAGES / 2,
+				HOST_TAG + NR_PAGES / 2), 0);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+/* A file that is open for reading only, mapped for that. */
+static bool test_readonly_file(void)
+{
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	char path[64];
+	void *map;
+	int fd;
+
+	gtdp_mem_alloc(&mem, GTDP_MEMFD, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", mem.fd);
+	fd = open(path, O_RDONLY);
+	TEST_ASSERT(fd >= 0, __KVM_SYSCALL_ERROR("open()", fd));
+	map = mmap(mem.hva, MEM_SIZE, PROT_READ, MAP_SHARED | MAP_FIXED, fd,
+		   mem.hva - mem.map);
+	TEST_ASSERT(map == mem.hva, __KVM_SYSCALL_ERROR("mmap()", -1));
+	close(fd);
+	gtdp_check(mem.hva, NR_PAGES, HOST_TAG);
+
+	vm = create(&vcpu, KVM_GLOBAL_TDP_POPULATE);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	gtdp_populate_full(vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	TEST_ASSERT_EQ(gtdp_try(vcpu, GTDP_STAMP, GTDP_GPA, 1, GUEST_TAG), EFAULT);
+	gtdp_check(mem.hva, NR_PAGES, HOST_TAG);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+static const struct gtdp_test tests[] = {
+	{ "poisoned", test_poison_before },
+	{ "poisoned when populated", test_poison_after },
+	{ "poisoned memfd", test_poison_memfd },
+	{ "device memory", test_device },
+	{ "file open for reading", test_readonly_file },
+};
+
+int main(void)
+{
+	gtdp_require(KVM_GLOBAL_TDP_POPULATE);
+	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+}
