@@ -1,0 +1,120 @@
+"""make test-broken: break each promise of the series in turn, and see a test notice.
+
+tests/broken.toml has the list. Each is built from a mirror of the sources of its own,
+so that neither build/linux nor build/modules are touched.
+"""
+
+import argparse
+import tomllib
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from lab import boot, debian, delay, modules, params, selftests, shell, tree
+from lab.error import LabError
+from lab.paths import BUILD, ROOT, SELFTESTS
+from lab.shell import console
+from lab.suite import tests
+
+LIST = ROOT / "tests" / "broken.toml"
+DIRECTORY = BUILD / "broken"
+
+_SECONDS = 120
+_BOOT = 90
+_DIED = "the kernel, which died"
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A place to break, and the test that is to notice."""
+
+    promise: str
+    test: str
+    file: str
+    old: str
+    new: str
+    late: str = ""
+    """A function of the kernel that returns late meanwhile."""
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    command.add_argument("--only", default="", help="promises that contain this text")
+
+
+def load() -> list[Broken]:
+    """Return the list."""
+    entries = tomllib.loads(LIST.read_text())["broken"]
+    return [
+        Broken(
+            *(entry[name] for name in ("promise", "test", "file", "from", "to")),
+            entry.get("late", ""),
+        )
+        for entry in entries
+    ]
+
+
+def apply(text: str, broken: Broken) -> str:
+    """Return the file's text, broken; LabError if it is not as the list has it."""
+    found = text.count(broken.old)
+    if found != 1:
+        raise LabError(
+            f"{LIST.relative_to(ROOT)}: '{broken.promise}' fits {found} places of"
+            f" {broken.file}, not one: adapt its 'from'"
+        )
+    return text.replace(broken.old, broken.new)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build and test them one by one; 1 if a test did not notice."""
+    modules.build()
+    selftests.build()
+    delay.build()
+    chosen = [broken for broken in load() if args.only in broken.promise]
+    if not chosen:
+        raise LabError(f"--only {args.only}: no such promise in {LIST.relative_to(ROOT)}")
+    table = Table("promise", "test", "noticed by")
+    missed = 0
+    for number, broken in enumerate(chosen, 1):
+        console.print(f"{number}/{len(chosen)} {broken.promise}", markup=False)
+        noticed = _try(broken)
+        missed += not noticed
+        console.print(f"    {broken.test}: {noticed or 'nothing noticed'}", markup=False)
+        table.add_row(broken.promise, broken.test, noticed or "[bold red]nothing[/]")
+    console.print(table)
+    print(f"{len(chosen) - missed} of {len(chosen)} broken promises were noticed")
+    return 1 if missed else 0
+
+
+def _try(broken: Broken) -> str:
+    """Return what told that the promise is broken, "" if nothing did."""
+    _build(broken)
+    path = DIRECTORY / "kvm.ko"
+    amd = params.module(debian.kernel(), "kvm_amd", stock=False)
+    test = SELFTESTS / "x86_64" / f"global_tdp_{broken.test}_test"
+    late = f" && {tests.with_delay(broken.late, 200)}" if broken.late else ""
+    script = (
+        "cd /proc/sys/kernel && echo 1 >panic_on_oops && echo -1 >panic && cd - >/dev/null",
+        f"rmmod kvm_amd kvm && insmod {path} global_tdp=1 && insmod {amd}{late} || exit 0",
+        f"timeout -s KILL {_SECONDS} {test}",
+    )
+    try:
+        result = boot.run("\n".join(script), timeout=_SECONDS + _BOOT, quiet=True)
+    except LabError:
+        return _DIED
+    if not result.status:
+        return ""
+    lines = result.output.splitlines()
+    failed = [at for at, line in enumerate(lines) if "Test Assertion Failure" in line]
+    told = lines[failed[0] + 1].strip() if failed else f"status {result.status}"
+    return told if result.status != boot.COMPLAINED else "the kernel's log"
+
+
+def _build(broken: Broken) -> None:
+    tree.ensure()
+    modules.mirror(DIRECTORY / "kmod")
+    path = DIRECTORY / "kmod" / broken.file
+    path.write_text(apply(path.read_text(), broken))
+    modules.compile_in(DIRECTORY / "kmod", "broken", werror=False)
+    built = DIRECTORY / "kmod" / "arch/x86/kvm" / "kvm.ko"
+    shell.output("strip", "--strip-debug", built, "-o", DIRECTORY / "kvm.ko")
