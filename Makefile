@@ -8,7 +8,8 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
 	$(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(BACKEND),--backend $(BACKEND))
 
-.PHONY: demo help setup tree series refresh modules selftests check test bench lab lint clean
+.PHONY: help setup tree series refresh modules deb test-package selftests check test \
+	stress fuzz test-broken test-debug test-tools tools demo bench bench-locking lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -31,6 +32,12 @@ refresh: build/.setup ## take commits made in build/linux back into patches/ and
 modules: build/.setup ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock headers
 	@$(lab) modules
 
+deb: build/.setup ## build the package kvm-global-tdp-dkms into build/: for the composed kernel's version
+	@$(lab) deb
+
+test-package: build/.setup ## install, turn on and remove the package on Debian 12 and 13, booting their kernels
+	@$(lab) test-package $(ARGS)
+
 selftests: build/.setup ## build KVM's selftests, static, into build/selftests
 	@$(lab) selftests
 
@@ -40,14 +47,38 @@ check: build/.setup ## run the series' tests on NPT, global_tdp=1; two minutes [
 test: build/.setup ## run every test: the series' on NPT and EPT, the kernel's own against stock modules
 	@$(lab) test --tests "$$TESTS"
 
+stress: build/.setup ## race everything with everything for ten minutes [ARGS='--seconds 60 --seed 1']
+	@$(lab) stress $(ARGS)
+
+fuzz: build/.setup ## hand random and hostile arguments to capability and ioctl [ARGS='--calls 5000 --seed 1']
+	@$(lab) fuzz $(ARGS)
+
+test-broken: build/.setup ## break each promise of the series in turn, see a test notice [ARGS='--only uffd']
+	@$(lab) test-broken $(ARGS)
+
+test-debug: build/.setup ## the series' tests under lockdep, KASAN, failing allocations, kmemleak [DEBUG=kcsan TESTS]
+	@$(lab) test-debug --kind $(or $(DEBUG),lockdep) --tests "$$TESTS"
+
+test-tools: build/.setup ## run the bpftrace tools on stock modules and ours, check what they count
+	@$(lab) test --only tools
+
+tools: ## list the bpftrace tools
+	@for tool in bpftrace/*.bt; do sed -n "2s,^// ,$$tool: ,p" $$tool; done
+
 demo: build/.setup ## live-migrate a real guest, Global TDP off and on [ARGS='--mode postcopy --backend memfd']
 	@$(lab) demo $(ARGS)
 
 bench: build/.setup ## count instructions a page with stock modules and with ours, against targets
 	@$(lab) bench
 
+bench-locking: build/.setup ## time what a vCPU's fault waits for while the host changes much memory [ARGS='--modes alone']
+	@$(lab) bench-locking $(ARGS)
+
 lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK TIMEOUT BACKEND]
 	@$(lab) run $(run_options) -- "$$CMD"
+
+docs: build/.setup ## build the HTML of Documentation/virt/kvm into build/docs; fails on a new warning
+	@$(lab) docs
 
 lint: build/.setup ## look through the lab with ruff, through the series with checkpatch
 	@$(lab) lint

@@ -5,7 +5,25 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
-from lab import bench, bochs, boot, lint, modules, paths, refresh, selftests, series, tree
+from lab import (
+    bench,
+    bochs,
+    boot,
+    broken,
+    deb,
+    debug,
+    docs,
+    lint,
+    locking,
+    modules,
+    package_test,
+    paths,
+    refresh,
+    selftests,
+    series,
+    stress,
+    tree,
+)
 from lab.demo import cli as demo
 from lab.error import LabError
 from lab.suite import cli as suite
@@ -27,6 +45,10 @@ def _refresh(_: argparse.Namespace) -> None:
 
 def _modules(_: argparse.Namespace) -> None:
     modules.build()
+
+
+def _deb(_: argparse.Namespace) -> None:
+    deb.build()
 
 
 def _selftests(_: argparse.Namespace) -> None:
@@ -68,6 +90,10 @@ def _lint(_: argparse.Namespace) -> None:
     lint.lint()
 
 
+def _docs(_: argparse.Namespace) -> None:
+    docs.build()
+
+
 def _clean(_: argparse.Namespace) -> None:
     if paths.LINUX.exists() and (reason := tree.unsaved()):
         raise LabError(reason)
@@ -89,11 +115,22 @@ def parser() -> argparse.ArgumentParser:
     add("series", _series, "export the mailable series to build/series and check it")
     add("refresh", _refresh, "take commits in build/linux back into patches/6.12")
     add("modules", _modules, "build the KVM modules into build/modules")
+    add("deb", _deb, "build the package kvm-global-tdp-dkms into build/")
+    testing = add("test-package", package_test.run, "install, use, remove it on Debian 12, 13")
+    package_test.configure(testing)
     add("selftests", _selftests, "build KVM's selftests into build/selftests")
+    add("docs", _docs, "build the HTML of the documentation; no new warning")
     add("clean", _clean, "remove build/, unless it holds edits")
     suite.configure(add("test", suite.run, "run all tests: the series' and the kernel's own"))
     suite.configure_check(add("check", suite.check, "run the series' tests on NPT"))
+    stress.configure(add("stress", stress.run, "run the churn test for long"))
+    stress.configure_fuzz(add("fuzz", stress.fuzz, "hand random arguments to the interfaces"))
+    text = "break each promise of the series, see a test notice"
+    broken.configure(add("test-broken", broken.run, text))
+    debug.configure(add("test-debug", debug.run, "run the series' tests in a debug kernel"))
     bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
+    text = "time what a vCPU's fault waits for, stock and ours"
+    locking.configure(add("bench-locking", locking.run, text))
     demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
     add("lint", _lint, "look through the lab with ruff, the series with checkpatch")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))

@@ -3,6 +3,7 @@
 One boot of an emulated CPU under -icount, where a nanosecond is an instruction: the
 benchmark runs on the distribution's modules, on ours, and once more on both, so that a
 drift of the machine would show. global_tdp is off; the cases turn on what they measure.
+Then the same for restoring a guest's memory from a snapshot file (lab.restore).
 """
 
 import argparse
@@ -15,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lab import boot, debian, modules, params, selftests
+from lab import boot, debian, modules, params, restore, selftests
 from lab.error import LabError
 from lab.paths import BUILD, ROOT, SELFTESTS
 from lab.shell import console
@@ -92,10 +93,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_build:
         modules.build()
         selftests.build()
+        restore.build()
     if not PROGRAM.exists():
         raise LabError(f"{PROGRAM.relative_to(ROOT)} is not there: is it in the series?")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    for old in DIRECTORY.glob("*.txt"):
+    for old in (*DIRECTORY.glob("*.txt"), *DIRECTORY.glob("restore.*")):
         old.unlink()
     console.print("Counting instructions: stock modules, then ours; some minutes")
     result = boot.run(_script(args.mib), icount=True, stock=True, timeout=args.timeout)
@@ -103,10 +105,13 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"the benchmark ended with status {result.status}; see its output above")
     figures = list(best(_read()))
     cells = judge(figures)
+    restored = restore.figures(_restored())
     _show(cells)
+    restore.show(restored, _WIDTH)
     saved = DIRECTORY / "bench.json"
     content = {"mib": args.mib, "kernel": debian.kernel().release, "note": NOTE}
     content["figures"] = [asdict(figure) for figure in figures]
+    content["restore"] = restored
     saved.write_text(json.dumps(content, indent=1) + "\n")
     print(f"saved: {saved.relative_to(ROOT)}")
     return 0
@@ -126,12 +131,19 @@ def _script(mib: int) -> str:
             log = shlex.quote(str(DIRECTORY / f"{whose}.{number}.txt"))
             lines += [f"echo '  round {number} of {ROUNDS}, {whose} modules'"]
             lines += [f"{program} -m {mib} >{log} 2>&1 || {{ cat {log}; exit 1; }}"]
+            if number == ROUNDS:
+                lines += [restore.script(DIRECTORY / f"restore.{whose}")]
     return "\n".join(lines)
 
 
 def _read() -> Iterator[Figure]:
     for path in sorted(DIRECTORY.glob("*.txt")):
         yield from parse(path.name.partition(".")[0], path.read_text())
+
+
+def _restored() -> dict[tuple[str, str], str]:
+    logs = [(whose, cache) for whose in ("stock", "ours") for cache in restore.CACHES]
+    return {log: (DIRECTORY / f"restore.{'.'.join(log)}").read_text() for log in logs}
 
 
 def parse(whose: str, text: str) -> Iterator[Figure]:

@@ -3,16 +3,19 @@
 arch/x86/kvm and virt/kvm are mirrored from build/linux to build/kmod. Headers outside
 of them that the series changes or adds go to build/kmod/front, which is searched before
 the stock ones. Only files whose content differs are written, so make rebuilds little.
+What is in build/kmod does not depend on where it is: lab.deb packs the same mirror.
 """
 
+import fcntl
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lab import debian, shell, tree
 from lab.git import BASE, Git
-from lab.paths import KMOD, LINUX, MODULES
+from lab.paths import BUILD, KMOD, LINUX, MODULES
 from lab.shell import console
 
 NAMES = ("kvm", "kvm-amd", "kvm-intel")
@@ -27,24 +30,43 @@ ELSEWHERE = re.compile(r"(arch/x86/include|include|tools|Documentation|samples)/
 
 
 def build() -> None:
-    """Bring build/modules up to date with build/linux."""
-    tree.ensure()
-    kernel = debian.kernel()
-    _mirror()
-    with console.status("Building kvm.ko, kvm-amd.ko, kvm-intel.ko"):
-        shell.build(
-            "modules",
-            *("make", "-C", kernel.headers, f"M={KMOD / 'arch/x86/kvm'}", "-j2"),
-            *("CONFIG_KVM_WERROR=y", "modules"),
-        )
-    for name in NAMES:
-        _install(name)
+    """Bring build/modules up to date with build/linux, one build at a time."""
+    with locked():
+        tree.ensure()
+        mirror(KMOD)
+        compile_in(KMOD)
+        for name in NAMES:
+            _install(name)
     console.print(f"build/modules: {', '.join(f'{name}.ko' for name in NAMES)}")
 
 
-def _mirror() -> None:
+def compile_in(mirrored: Path, log: str = "modules", *, werror: bool = True) -> None:
+    """Build the modules of what mirror() has composed; the log is build/LOG.log."""
+    with console.status("Building kvm.ko, kvm-amd.ko, kvm-intel.ko"):
+        shell.build(
+            log,
+            *("make", "-C", debian.kernel().headers, f"M={mirrored / 'arch/x86/kvm'}", "-j2"),
+            *(f"CONFIG_KVM_WERROR={'y' if werror else 'n'}", "modules"),
+        )
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Wait for other builds of this repository to end; the kernel unlocks if this one dies."""
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / ".modules.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print("waiting for another build of the modules to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def mirror(into: Path) -> None:
+    """Compose the sources of the modules of build/linux, and a Kbuild for them, in `into`."""
     for source in SOURCES:
-        target = KMOD / source
+        target = into / source
         target.mkdir(parents=True, exist_ok=True)
         built = [f"--exclude={pattern}" for pattern in BUILT]
         shell.output(
@@ -62,7 +84,8 @@ def _mirror() -> None:
         if not ELSEWHERE.match(name):
             console.print(f"not in the modules, but changed: {name}", style="yellow")
     _mirror_headers(
-        name for name in outside if name.startswith(("arch/x86/include/", "include/"))
+        into / "front",
+        [name for name in outside if name.startswith(("arch/x86/include/", "include/"))],
     )
 
 
@@ -74,12 +97,11 @@ def _makefile(source: str) -> str:
     text = path.read_text()
     text = text.replace("$(srctree)/arch/x86/kvm", "$(src)")
     text = text.replace("$(srctree)/virt/kvm", "$(src)/../../../virt/kvm")
-    front = " ".join(f"-I{KMOD / 'front' / name}" for name in FRONT)
+    front = " ".join(f"-I$(src)/../../../front/{name}" for name in FRONT)
     return f"LINUXINCLUDE := {front} $(LINUXINCLUDE)\n{text}"
 
 
-def _mirror_headers(names: Iterable[str]) -> None:
-    front = KMOD / "front"
+def _mirror_headers(front: Path, names: Iterable[str]) -> None:
     wanted = {front / name: LINUX / name for name in names}
     for directory in FRONT:
         (front / directory).mkdir(parents=True, exist_ok=True)
@@ -88,7 +110,7 @@ def _mirror_headers(names: Iterable[str]) -> None:
         # What was built has another header on record for these: start over.
         shutil.rmtree(front)
         for source in SOURCES:
-            for stale in (KMOD / source).rglob("*.o"):
+            for stale in (front.parent / source).rglob("*.o"):
                 stale.unlink()
     for target, origin in wanted.items():
         _write(target, origin.read_text())

@@ -9,11 +9,17 @@ PATCHES = ROOT / "patches" / "6.12"
 SERIES = PATCHES / "series"
 COVER_LETTER = PATCHES / "cover-letter.txt"
 
+PACKAGING = ROOT / "packaging"
+
 BUILD = ROOT / "build"
 DEBIAN = BUILD / "debian"
 LINUX = BUILD / "linux"
 KMOD = BUILD / "kmod"
 MODULES = BUILD / "modules"
 SELFTESTS = BUILD / "selftests"
+RESTORE = BUILD / "restore" / "restore"
+"""The program of integration/restore."""
+
 RUNS = BUILD / "runs"
+DEB = BUILD / "deb"
 VENV_BIN = BUILD / "venv" / "bin"

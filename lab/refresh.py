@@ -113,7 +113,8 @@ def _export(git: Git, commit: str, number: int, new_files: Sequence[str], into: 
     changelog = head.rstrip().removesuffix("\n---")
     listed = "".join(f"{NEW_FILE}{name}\n" for name in new_files)
     kept = [_quiet(diff) for diff in diffs if not _creates(diff, new_files)]
-    path.write_text("\n".join([f"{changelog}\n---\n{listed}", "".join(kept)]).rstrip() + "\n")
+    text = "\n".join([f"{changelog}\n---\n{listed}", "".join(kept)])
+    path.write_text(text.rstrip("\n") + "\n")
     return path
 
 

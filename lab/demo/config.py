@@ -24,6 +24,10 @@ class Job:
     modules: dict[str, str]
     """kvm and kvm_amd: the files to insert."""
 
+    qemu: str = "qemu-system-x86_64"
+    chosen_by_qemu: bool = False
+    """On and off by `-accel kvm,global-tdp=`, not by the parameter of kvm."""
+
     @classmethod
     def load(cls, path: Path) -> Self:
         return cls(**json.loads(path.read_text()))
@@ -84,6 +88,9 @@ class Outcome:
     release: str = ""
     qemu: str = ""
     cases: list[Case] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    """Cases that were run again, and why."""
+
     error: str | None = None
     console: str = ""
     """Last lines of the guest, where there is an error."""

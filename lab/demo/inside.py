@@ -8,13 +8,16 @@ import itertools
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from lab import shell
 from lab.demo import kvm, scenario
 from lab.demo.config import Case, Job, Outcome
-from lab.demo.vm import QEMU, VmError
+from lab.demo.vm import QemuGoneError, VmError
 from lab.error import LabError
+
+_TRIES = 3
 
 
 def main() -> int:
@@ -22,12 +25,10 @@ def main() -> int:
     job, path = Job.load(Path(sys.argv[1])), Path(sys.argv[2])
     outcome = Outcome(job.mode, job.mem_mib, os.uname().release)
     try:
-        outcome.qemu = shell.output(QEMU, "--version").splitlines()[0]
+        outcome.qemu = shell.output(job.qemu, "--version").splitlines()[0]
         for case in _cases(job, outcome):
-            with tempfile.TemporaryDirectory() as directory:
-                asyncio.run(scenario.run(job, case, Path(directory)))
-            outcome.cases.append(case)
-            print(_line(case), flush=True)
+            outcome.cases.append(_tried(job, case, outcome))
+            print(_line(outcome.cases[-1]), flush=True)
     except LabError as error:
         outcome.error = str(error)
         outcome.console = error.console if isinstance(error, VmError) else ""
@@ -35,10 +36,27 @@ def main() -> int:
     return 1 if outcome.error else 0
 
 
+def _tried(job: Job, case: Case, outcome: Outcome) -> Case:
+    """Run a case; if a QEMU process ends by itself, as it does with stock KVM, again."""
+    for left in reversed(range(_TRIES)):
+        tried = replace(case)
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                asyncio.run(scenario.run(job, tried, Path(directory)))
+            return tried
+        except QemuGoneError as error:
+            if not left:
+                raise
+            why = f"{case.backend}, global_tdp={case.global_tdp:d}: {error}"
+            outcome.repeated.append(why)
+            print(f"demo: {why}; once more", flush=True)
+    raise AssertionError
+
+
 def _cases(job: Job, outcome: Outcome):  # noqa: ANN202
     total = job.runs * len(job.backends) * 2
     for run, backend, on in itertools.product(range(job.runs), job.backends, (False, True)):
-        known = kvm.reload(job.modules, global_tdp=on)
+        known = kvm.reload(job.modules, global_tdp=on and not job.chosen_by_qemu)
         done = len(outcome.cases)
         print(f"demo: {done + 1}/{total} {job.mode}, {backend}, global_tdp={on:d}", flush=True)
         yield Case(backend, on, run, known)

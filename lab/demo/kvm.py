@@ -1,7 +1,5 @@
 """KVM as the lab machine shows it: modules, counters, traces, memory of its tables."""
 
-import fcntl
-import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -17,7 +15,6 @@ DEBUGFS = Path("/sys/kernel/debug/kvm")
 CURVE = ("pf_taken", "pf_mmio_spte_created")
 MAPPED = ("tdp_populated_4k", "tdp_populated_2m", "tdp_populated_1g", "tdp_populate_time_ns")
 
-_KVM_CREATE_VM, _KVM_CREATE_VCPU, _KVM_CREATE_IRQCHIP = 0xAE01, 0xAE41, 0xAE60
 _TRACE = Path("/sys/kernel/tracing/events/kvm/kvm_page_fault")
 _RSVD = 8
 """Bit of the error code: a hit on an MMIO page KVM knows, not on memory."""
@@ -58,25 +55,6 @@ def sec_pagetables_kib() -> int:
     """Return the size of all stage-2 tables of the machine."""
     found = re.search(r"^SecPageTables:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
     return int(found[1]) if found else 0
-
-
-@contextmanager
-def steady() -> Iterator[None]:
-    """Keep a bare VM whose local APIC is off, so that no kernel code is patched in here.
-
-    Creating a VM and turning its APIC on flip static keys (preempt_notifier_key,
-    apic_sw_disabled) unless another VM holds them. Emulated CPUs now and then run a
-    breakpoint of that patching after it is gone, and the machine dies of "Oops: int3".
-    """
-    opened = [os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)]
-    try:
-        opened.append(fcntl.ioctl(opened[0], _KVM_CREATE_VM, 0))
-        fcntl.ioctl(opened[1], _KVM_CREATE_IRQCHIP)
-        opened.append(fcntl.ioctl(opened[1], _KVM_CREATE_VCPU, 0))
-        yield
-    finally:
-        for fd in reversed(opened):
-            os.close(fd)
 
 
 @contextmanager

@@ -55,6 +55,8 @@ def show(outcome: Outcome) -> None:
     found = pairs(outcome)
     console = Console(highlight=False)
     console.print(_table(outcome, found))
+    for why in outcome.repeated:
+        console.print(f"repeated: {why}", soft_wrap=True)
     for line in _targets(outcome.mode, found):
         console.print(line, soft_wrap=True)
 

@@ -19,7 +19,7 @@ _SNAPSHOT = "demo"
 
 async def run(job: Job, case: Case, directory: Path) -> None:
     """Fill in `case`; VmError if a guest or a migration fails."""
-    with kvm.tracing(), kvm.steady():
+    with kvm.tracing():
         before = kvm.sec_pagetables_kib()
         if job.mode == "savevm":
             await _restore(job, case, directory)
@@ -29,9 +29,9 @@ async def run(job: Job, case: Case, directory: Path) -> None:
 
 
 async def _migrate(job: Job, case: Case, directory: Path) -> None:
-    incoming = Vm(job, "destination", case.backend, directory, "-incoming=defer")
+    incoming = Vm(job, "destination", case, directory, "-incoming=defer")
     async with incoming as destination:
-        async with Vm(job, "source", case.backend, directory) as source:
+        async with Vm(job, "source", case, directory) as source:
             await _up(source)
             async with Watch(destination) as watch:
                 path = directory / "migration"
@@ -44,12 +44,12 @@ async def _restore(job: Job, case: Case, directory: Path) -> None:
     disk = directory / "disk.qcow2"
     await _create(disk)
     drive = [f"-drive=if=none,id=disk,file={disk}", "-device=virtio-blk-pci,drive=disk"]
-    async with Vm(job, "source", case.backend, directory, *drive) as source:
+    async with Vm(job, "source", case, directory, *drive) as source:
         await _up(source)
         if said := await source.do("human_monitor_command", command_line=f"savevm {_SNAPSHOT}"):
             raise source.error(f"savevm fails: {said.strip()}")
     drive += ["-S", f"-loadvm={_SNAPSHOT}"]
-    async with Vm(job, "destination", case.backend, directory, *drive) as destination:
+    async with Vm(job, "destination", case, directory, *drive) as destination:
         async with Watch(destination) as watch:
             await destination.do("cont")
             await _look(case, destination, watch)

@@ -10,13 +10,16 @@ from typing import Any, Self, TypeVar
 from qemu.qmp import ExecuteError, QMPClient, QMPError
 
 from lab.demo import stamps
-from lab.demo.config import Job
+from lab.demo.config import Case, Job
 from lab.error import LabError
 
 QEMU = "qemu-system-x86_64"
 CPUS = 2
 SPARE_MIB = 160
 """Guest memory without stamps: its kernel, and some air."""
+
+_FIRMWARE = ("/usr/share/qemu", "/usr/share/seabios")
+"""Where Debian has it, for a QEMU that runs from where it was built."""
 
 _TAIL = 15
 _T = TypeVar("_T")
@@ -30,14 +33,19 @@ class VmError(LabError):
         self.console = console
 
 
+class QemuGoneError(VmError):
+    """QEMU ended by itself, e.g. as an emulated CPU had its guest reset."""
+
+
 class Vm:
     """A guest under `-accel kvm`; use as `async with Vm(...) as vm`."""
 
-    def __init__(self, job: Job, name: str, backend: str, directory: Path, *more: str) -> None:
+    def __init__(self, job: Job, name: str, case: Case, directory: Path, *more: str) -> None:
         self.name = name
         self.console = directory / f"{name}.console"
         self.log = directory / f"{name}.log"
-        self._command = [QEMU, *_options(job, backend), f"-serial=file:{self.console}", *more]
+        options = [*_options(job, case), f"-serial=file:{self.console}", *more]
+        self._command = [job.qemu, *options]
         self._qmp = QMPClient(name)
         self._process: asyncio.subprocess.Process | None = None
 
@@ -85,7 +93,8 @@ class Vm:
         except ExecuteError as error:
             raise self.error(f"QMP {command} fails: {error}") from error
         except QMPError as error:
-            raise self.error("QEMU is gone") from error
+            gone = self.error("QEMU is gone")
+            raise QemuGoneError(str(gone), gone.console) from error
 
     def on(self, event: str) -> contextlib.AbstractContextManager[Any]:
         """Listen to a QMP event."""
@@ -102,7 +111,8 @@ class Vm:
                     if heard := hear(text):
                         return heard
                     if self._running.returncode is not None:
-                        raise self.error(f"the guest or QEMU died, {what}")
+                        died = self.error(f"the guest or QEMU died, {what}")
+                        raise QemuGoneError(str(died), died.console)
                     await asyncio.sleep(0.1)
         except TimeoutError:
             raise self.error(f"{what} after {seconds:g} s") from None
@@ -127,16 +137,20 @@ def _words(option: str) -> list[str]:
     return [name, value] if equals and name.startswith("-") else [option]
 
 
-def _options(job: Job, backend: str) -> list[str]:
-    machine = "q35,accel=kvm"
-    memory = []
-    if backend == "memfd":
-        memory = [f"-object=memory-backend-memfd,id=ram,size={job.mem_mib}M,share=on"]
+def _options(job: Job, case: Case) -> list[str]:
+    machine = "q35"
+    accel = "kvm"
+    memory = [f"-L={directory}" for directory in _FIRMWARE] if job.chosen_by_qemu else []
+    if job.chosen_by_qemu:
+        accel += f",global-tdp={'on' if case.global_tdp else 'off'}"
+    if case.backend == "memfd":
+        memory += [f"-object=memory-backend-memfd,id=ram,size={job.mem_mib}M,share=on"]
         machine += ",memory-backend=ram"
     given = f"stamp_mib={job.mem_mib - SPARE_MIB}"
     return [
         *("-nodefaults", "-no-user-config", "-display=none", "-no-reboot", "-cpu=host"),
-        *(f"-machine={machine}", f"-m={job.mem_mib}M", f"-smp={CPUS}", *memory),
+        *(f"-machine={machine}", f"-accel={accel}"),
+        *(f"-m={job.mem_mib}M", f"-smp={CPUS}", *memory),
         *(f"-kernel={job.kernel}", f"-initrd={job.initramfs}"),
         f"-append=console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable {given}",
     ]

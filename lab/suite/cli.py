@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 
-from lab import modules, selftests
+from lab import delay, modules, restore, selftests
 from lab.error import LabError
 from lab.paths import ROOT, VENV_BIN
 from lab.shell import console
@@ -20,10 +20,16 @@ from lab.suite.outcome import Outcome, State
 from lab.suite.report import Part
 from lab.suite.tests import Test
 
-PARTS = ("lint", "unit", "npt", "ept", "stock")
+PARTS = ("lint", "unit", "npt", "ept", "tools", "stock")
+ASKED_FOR = ("tools",)
+"""Parts that are left out unless they are named: make test-tools."""
 OFF, ON = "global_tdp=0", "global_tdp=1"
+STOCK = "stock modules"
 
 _EPT_SECONDS = 1500
+_EPT_PARAMS = "kvm_intel.pml=0"
+"""Bochs logs unaligned addresses with PML, and KVM warns of each, with stock modules, too."""
+
 _EPT_TIMEOUT = 60
 """Seconds of the guest, of which one takes Bochs some twenty."""
 
@@ -56,9 +62,11 @@ def run(args: argparse.Namespace) -> int:
         "unit": [("unit tests of the lab", _unit)],
         "npt": [(f"series' tests, NPT, {on}", _npt(on, wanted)) for on in (OFF, ON)],
         "ept": [(f"series' tests, EPT, {ON}", _ept(ON, wanted))],
+        "tools": [(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
         "stock": [("kernel's own tests", _stock)],
     }
-    chosen = [step for name in PARTS if name in (args.only or PARTS) for step in steps[name]]
+    only = args.only or [name for name in PARTS if name not in ASKED_FOR]
+    chosen = [step for name in PARTS if name in only for step in steps[name]]
     return _run(chosen, build=not args.no_build)
 
 
@@ -73,6 +81,8 @@ def _run(steps: Sequence[tuple[str, Step]], *, build: bool) -> int:
         if build:
             modules.build()
             selftests.build()
+            restore.build()
+            delay.build()
     if not part.outcomes:
         parts.clear()
         for title, step in steps:
@@ -128,7 +138,10 @@ class _Recorder(unittest.TextTestResult):
 
 def _npt(params: str, wanted: Sequence[str]) -> Step:
     def step(part: Part) -> None:
-        done = machine.on_npt(f"npt {params}", tests.ours(wanted), params)
+        chosen = tests.ours(wanted)
+        if params == ON:
+            chosen += tests.variants("npt", wanted) + tests.delayed(wanted)
+        done = machine.on_npt(f"npt {params}", chosen, params)
         part.outcomes += [*done.outcomes.values(), *done.splats]
 
     return step
@@ -136,8 +149,19 @@ def _npt(params: str, wanted: Sequence[str]) -> Step:
 
 def _ept(params: str, wanted: Sequence[str]) -> Step:
     def step(part: Part) -> None:
-        chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in tests.ours(wanted)]
-        done = machine.on_ept(chosen, params, _EPT_SECONDS)
+        chosen = [*tests.ours(wanted), *tests.variants("ept", wanted)]
+        chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
+        done = machine.on_ept(chosen, f"{params} {_EPT_PARAMS}", _EPT_SECONDS)
+        part.outcomes += [*done.outcomes.values(), *done.splats]
+
+    return step
+
+
+def _tools(name: str) -> Step:
+    def step(part: Part) -> None:
+        stock = name == STOCK
+        params = "" if stock else name
+        done = machine.on_npt(f"tools {name}", tests.tools(stock=stock), params, stock=stock)
         part.outcomes += [*done.outcomes.values(), *done.splats]
 
     return step

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from lab import bochs, boot, splat
 from lab.error import LabError
-from lab.paths import BUILD, KMOD, ROOT, SELFTESTS, VENV_BIN
+from lab.paths import BUILD, ROOT, SELFTESTS, VENV_BIN
 from lab.suite.inside import MARK
 from lab.suite.outcome import Outcome, State, judge
-from lab.suite.tests import DEFAULT_CPUS, Test
+from lab.suite.tests import Test
 
 DIRECTORY = BUILD / "test"
 
@@ -27,9 +27,6 @@ _VARYING = re.compile(
     r"CPU: \d+ |PID: \d+ |\+0x[0-9a-f]+/0x[0-9a-f]+|0x[0-9a-f]+|\b[0-9a-f]{16}\b|/\S*/kmod/"
 )
 _HEAD_LINES = 12
-
-_BOCHS_FAULT_LINE = "WARN_ON(gpa & (PAGE_SIZE - 1));"
-_BOCHS_FAULT = "Bochs logs addresses that are not aligned (PML), on stock modules too"
 
 
 @dataclass
@@ -49,23 +46,17 @@ def signature(text: str) -> str:
 def on_npt(
     label: str, tests: Sequence[Test], params: str = "", *, stock: bool = False
 ) -> Report:
-    """Run the tests in a boot for each number of CPUs they want.
-
-    A machine that dies of a test is booted again for the rest.
-    """
+    """Run the tests; a machine that dies of one is booted again for the rest."""
     report = Report()
-    for cpus in sorted({test.cpus for test in tests}, reverse=True):
-        left = [test for test in tests if test.cpus == cpus]
-        for attempt in range(_BOOTS):
-            if not left:
-                break
-            name = f"{label}, {cpus} CPUs" if cpus != DEFAULT_CPUS else label
-            name = f"{name}, boot {attempt + 1}" if attempt else name
-            _boot(name, left, params, stock, report)
-            left = [test for test in left if test.name not in report.outcomes]
-        for test in left:
-            reason = f"not run: the machine died {_BOOTS} times"
-            report.outcomes[test.name] = Outcome(test.name, State.FAILED, reason=reason)
+    left = list(tests)
+    for attempt in range(_BOOTS):
+        if not left:
+            break
+        _boot(f"{label}, boot {attempt + 1}" if attempt else label, left, params, stock, report)
+        left = [test for test in left if test.name not in report.outcomes]
+    for test in left:
+        reason = f"not run: the machine died {_BOOTS} times"
+        report.outcomes[test.name] = Outcome(test.name, State.FAILED, reason=reason)
     return report
 
 
@@ -81,7 +72,6 @@ def _boot(name: str, tests: list[Test], params: str, stock: bool, report: Report
     try:
         result = boot.run(
             shlex.join(map(str, command)),
-            cpus=tests[0].cpus,
             params=params,
             stock=stock,
             timeout=limit,
@@ -147,20 +137,8 @@ def on_ept(tests: Sequence[Test], params: str, timeout: float) -> Report:
             outcome = replace(outcome, reason=reason)
         report.outcomes[test.name] = outcome
     console = splat.BEGIN + "\n" + "".join(result.output for result in results)
-    for complaint in _complaints(splat.find(console), console):
-        report.splats.append(_excused(complaint) if _is_bochs_fault(complaint) else complaint)
+    report.splats += _complaints(splat.find(console), console)
     return report
-
-
-def _excused(complaint: Outcome) -> Outcome:
-    reason = f"{complaint.reason}; {_BOCHS_FAULT}"
-    return replace(complaint, state=State.SKIPPED, reason=reason)
-
-
-def _is_bochs_fault(complaint: Outcome) -> bool:
-    place = re.search(r"vmx/vmx\.c:(\d+) ", complaint.name)
-    source = (KMOD / "arch/x86/kvm/vmx/vmx.c").read_text().splitlines()
-    return bool(place) and source[int(place[1]) - 1].strip() == _BOCHS_FAULT_LINE
 
 
 def _is_program(word: str) -> bool:

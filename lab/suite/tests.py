@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lab import selftests
+from lab import delay, selftests
 from lab.error import LabError
-from lab.paths import SELFTESTS
+from lab.paths import ROOT, SELFTESTS, VENV_BIN
+from lab.suite.tools import names
 
 TIMEOUT = 120
-DEFAULT_CPUS = 2
 _LONG = 300
 """For the kernel's slow ones: what takes 40 s alone takes 120 beside other work."""
 
@@ -37,10 +37,30 @@ _SCRIPTS = {"x86_64/nx_huge_pages_test": "x86_64/nx_huge_pages_test.sh"}
 _HUGE_PAGES = {"x86_64/dirty_log_page_splitting_test": 72}
 """What a program wants reserved, of 2 MiB each."""
 
-_ONE_CPU = {"x86_64/global_tdp_churn_test"}
-"""Programs that two emulated CPUs corrupt: guests shut down, the kernel panics over an
-overwritten stack, on stock modules and without Global TDP alike, if memory is zapped and
-forked for minutes while vCPUs run. On one emulated CPU threads race by being preempted."""
+_NX = "/sys/module/kvm/parameters/nx_huge_pages"
+_VARIANTS = {
+    "npt": (
+        "nx_huge_pages=force",
+        f'old=$(cat {_NX}); echo force >{_NX} && "$0"; s=$?; echo $old >{_NX}; exit $s',
+        ("populate", "dirty", "root"),
+    ),
+    "ept": (
+        "eptad=0",
+        "rmmod kvm_intel && insmod /lab/kvm-intel.ko eptad=0 && "
+        '"$0"; s=$?; rmmod kvm_intel; insmod /lab/kvm-intel.ko pml=0; exit $s',
+        ("populate", "dirty"),
+    ),
+}
+"""Parameters to run some of the series' tests with, too, in the same boot: how they are
+called, how they are set, and which tests. EPT has 4 levels, NPT 5 (`-cpu max`)."""
+
+_DELAYED = {
+    "locking": ("make_spte", 200),
+    "churn": ("kvm_mmu_notifier_invalidate_range_start", 200),
+}
+"""Tests of the series that are run again with a function of the kernel returning late, by
+so many microseconds: a page is in the dirty log, but not writable yet; a range is
+registered as being invalidated, but still mapped by the host."""
 
 _LEFT_OUT = {
     "hardware_disable_test": "left out: does not end within 120 s on an emulated CPU",
@@ -67,7 +87,6 @@ class Test:
     argv: tuple[str, ...]
     timeout: float = TIMEOUT
     huge_pages: int = 0
-    cpus: int = DEFAULT_CPUS
     left_out: str = ""
     """Why it is not run, if so."""
     known_to_fail: str = ""
@@ -86,9 +105,47 @@ def ours(wanted: Sequence[str] = ()) -> list[Test]:
     return [test for test in tests if not wanted or test.name in wanted]
 
 
+def variants(backend: str, wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series that are run with other parameters, too."""
+    title, script, names = _VARIANTS[backend]
+    chosen = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in names}
+    return [
+        replace(test, name=f"{test.name}, {title}", argv=("sh", "-c", script, *test.argv))
+        for test in ours()
+        if test.name in chosen and (not wanted or test.name in wanted)
+    ]
+
+
+def delayed(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series that are run with the window of a race widened."""
+    chosen = {f"{_OURS.removeprefix('x86_64/')}{name}_test": name for name in _DELAYED}
+    found = []
+    for test in ours():
+        if test.name in chosen and (not wanted or test.name in wanted):
+            function, usecs = _DELAYED[chosen[test.name]]
+            script = f'{with_delay(function, usecs)} && "$0"; s=$?; rmmod lab_delay; exit $s'
+            name = f"{test.name}, {function}() late"
+            found.append(replace(test, name=name, argv=("sh", "-c", script, *test.argv)))
+    return found
+
+
+def with_delay(function: str, usecs: int) -> str:
+    """Return the command that has a function return late from now on."""
+    return f"insmod {delay.MODULE} function={function} usecs={usecs}"
+
+
 def stock() -> list[Test]:
     """Return the tests the kernel already has."""
     return list(_stock(name for name in _programs() if not name.startswith(_OURS)))
+
+
+def tools(*, stock: bool) -> list[Test]:
+    """Return the checks of the bpftrace tools."""
+    python = ("env", f"PYTHONPATH={ROOT}", str(VENV_BIN / "python"), "-S", "-B")
+    return [
+        Test(f"tools: {name}", (*python, "-m", "lab.suite.tools", name), timeout=_LONG)
+        for name in names(stock=stock)
+    ]
 
 
 def _programs() -> list[str]:
@@ -109,7 +166,6 @@ def _test(program: str, *args: str) -> Test:
         argv=(*(("bash",) if path.suffix == ".sh" else ()), str(path), *args),
         timeout=_LONG if program in _SLOW | _ARGUMENTS.keys() else TIMEOUT,
         huge_pages=_HUGE_PAGES.get(program, 0),
-        cpus=1 if program in _ONE_CPU else DEFAULT_CPUS,
         left_out=_LEFT_OUT.get(name, ""),
         known_to_fail=_EMULATION.get(name, ""),
     )
