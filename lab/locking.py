@@ -58,7 +58,8 @@ TICKS = "interval:us:100 { @ticks = 1; }"
 A turn, and the timer, are part of what a fault takes, on stock modules and on ours."""
 
 POPULATED, POPULATE_ROUNDS = 512, 5
-"""MiB that threads share, and the rounds of which the fastest counts."""
+THREADS = (1, 2, 1, 2)
+"""MiB of the program's memory, which it maps many times, and rounds; the fastest counts."""
 
 _WIDTH = 120
 
@@ -160,8 +161,13 @@ def _script(mode: str, args: argparse.Namespace) -> str:
         log = shlex.quote(str(DIRECTORY / "time.threads.txt"))
         run = f"{shlex.quote(str(PROGRAM))} -m {POPULATED} -r {POPULATE_ROUNDS}"
         lines += ["kill -INT $tracer; wait $tracer || true; echo '  ours, populate'"]
-        lines += [f"for n in 1 2; do {run} -t $n; done >{log} 2>&1 || {{ cat {log}; exit 1; }}"]
-    return "\n".join([*lines, "kill -INT $tracer; kill $holder $ticker || true; wait || true"])
+        counts = " ".join(map(str, THREADS))
+        lines += [
+            f"for n in {counts}; do {run} -t $n; done >{log} 2>&1 || {{ cat {log}; exit 1; }}"
+        ]
+    return "\n".join(
+        [*lines, "kill -INT $tracer $holder $ticker 2>/dev/null || true; wait || true"]
+    )
 
 
 def read(mode: str) -> Iterator[Figure]:
@@ -279,13 +285,17 @@ def judge(known: Known) -> Iterator[str]:
 
 def judge_threads(runs: Iterable[dict]) -> Iterator[str]:
     """Return a line for each kind of threads: how much faster two are than one."""
-    times = {(run["populate"], run["threads"]): run["ns"] for run in runs}
+    known = list(runs)
+    times: dict[tuple[str, int], int] = {}
+    for run in known:
+        key = run["populate"], run["threads"]
+        times[key] = min(run["ns"], times.get(key, run["ns"]))
     for who, label in {"vmm": "the VMM's", "kernel": "the kernel's"}.items():
         one, two = (times.get((who, threads)) for threads in (1, 2))
         if one and two:
             yield (
-                f"populate {POPULATED} MiB: 1 of {label} threads {one / 1e6:.1f} ms, 2 of them"
-                f" {two / 1e6:.1f} ms, {one / two:.2f} times, ≥ 1.8: {_word(one / two >= 1.8)}"
+                f"populate {known[0]['mib']} MiB: 1 of {label} threads {one / 1e6:.1f} ms, 2 of"
+                f" them {two / 1e6:.1f} ms, {one / two:.2f} times, ≥ 1.8: {_word(one / two >= 1.8)}"
             )
 
 

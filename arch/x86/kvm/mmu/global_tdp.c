@@ -44,7 +44,7 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
 
 /*
  * A pass is shared with helpers if, after a number of looks, it turns out to be
- * worthwhile.  They take turns of so many regions, i.e. 64MiB.
+ * worthwhile.  They take turns of so much memory, 64MiB.
  */
 #define GTDP_LOOKS_TO_SHARE	64
 #define GTDP_TURN_PAGES		(32 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
@@ -96,9 +96,9 @@ struct gtdp_pass {
 	int as_id;
 	/* Where to go on. */
 	gfn_t gfn;
-	/* Take every nth turn of so many. */
-	unsigned int turn;
-	unsigned int nr_turns;
+	/* With helpers: the turn that has been taken last. */
+	bool shared;
+	s64 turn;
 	/* Look at what has been told to wait for more memory, too. */
 	bool settle;
 	/* Don't come back to what is looked at in vain. */
@@ -115,6 +115,8 @@ struct gtdp_helper {
 		GTDP_HELPER_BUSY,
 		GTDP_HELPER_DEAD,
 	} state;
+	/* What it does is the follower's to wait for. */
+	bool busy;
 	struct gtdp_pass pass;
 	struct completion done;
 };
@@ -129,6 +131,8 @@ struct kvm_gtdp {
 	/* The first nr_helpers exist; it only grows as long as the VM lives. */
 	unsigned int nr_helpers;
 	struct gtdp_helper helpers[GTDP_MAX_HELPERS];
+	/* The last turn that anyone has taken, of a pass that is shared. */
+	atomic64_t turn;
 	/* Something was marked since the follower's last pass. */
 	bool marked;
 	/* And someone is waiting for it: don't sleep any longer. */
@@ -367,11 +371,27 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		WRITE_ONCE(r->todo, todo);
 }
 
-/* The end of the turn that @gfn is in; others' turns are passed over. */
-static gfn_t gtdp_turn_end(struct gtdp_pass *pass, gfn_t gfn, bool *skip)
+/*
+ * Take the turn that @gfn is in, unless someone else has.  All walk the memslots
+ * in the same order, from the same place: a turn below the last that was taken
+ * was taken, too, as whoever went past it either did so or found it taken.
+ */
+static bool gtdp_take_turn(struct gtdp_pass *pass, gfn_t gfn)
 {
-	*skip = (gfn / GTDP_TURN_PAGES) % pass->nr_turns != pass->turn;
-	return ALIGN_DOWN(gfn, GTDP_TURN_PAGES) + GTDP_TURN_PAGES;
+	s64 turn = gfn / GTDP_TURN_PAGES, last;
+	atomic64_t *taken = &pass->p.kvm->arch.gtdp->turn;
+
+	if (!pass->shared || pass->turn == turn)
+		return true;
+
+	last = atomic64_read(taken);
+	do {
+		if (last >= turn)
+			return false;
+	} while (!atomic64_try_cmpxchg(taken, &last, turn));
+
+	pass->turn = turn;
+	return true;
 }
 
 /*
@@ -386,7 +406,7 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 	struct kvm_memslot_iter iter;
 	struct kvm_gtdp_region *r;
 	gfn_t start, end;
-	bool zapped, skip;
+	bool zapped;
 
 	guard(srcu)(&kvm->srcu);
 
@@ -406,9 +426,10 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 			if (!regions-- || !looks)
 				return true;
 
-			end = gtdp_turn_end(pass, start, &skip);
-			if (skip)
+			if (!gtdp_take_turn(pass, start)) {
+				end = ALIGN_DOWN(start, GTDP_TURN_PAGES) + GTDP_TURN_PAGES;
 				continue;
+			}
 
 			end = gtdp_region_end(start, gtdp_slot_end(iter.slot));
 			r = gtdp_region(iter.slot, start);
@@ -475,6 +496,10 @@ static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 	/* So many are complete, see gtdp_create_helpers(). */
 	last = gtdp->helpers + smp_load_acquire(&gtdp->nr_helpers);
 
+	pass->shared = true;
+	pass->turn = pass->gfn / GTDP_TURN_PAGES;
+	atomic64_set(&gtdp->turn, pass->turn);
+
 	for (helper = gtdp->helpers; helper < last; helper++) {
 		if (READ_ONCE(helper->state) != GTDP_HELPER_IDLE)
 			continue;
@@ -485,18 +510,14 @@ static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 			.role = pass->p.role,
 		};
 		helper->pass.looks = 0;
-		helper->pass.turn = pass->nr_turns++;
-	}
+		/* That is the follower's own. */
+		helper->pass.turn = -1;
 
-	for (helper = gtdp->helpers; helper < last; helper++) {
-		if (!helper->pass.turn)
+		if (cmpxchg(&helper->state, GTDP_HELPER_IDLE, GTDP_HELPER_BUSY) != GTDP_HELPER_IDLE)
 			continue;
 
-		helper->pass.nr_turns = pass->nr_turns;
-		if (cmpxchg(&helper->state, GTDP_HELPER_IDLE, GTDP_HELPER_BUSY) == GTDP_HELPER_IDLE)
-			vhost_task_wake(helper->task);
-		else
-			complete(&helper->done);
+		helper->busy = true;
+		vhost_task_wake(helper->task);
 	}
 }
 
@@ -505,19 +526,19 @@ static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 	struct gtdp_helper *helper;
 
 	for (helper = gtdp->helpers; helper < gtdp->helpers + ARRAY_SIZE(gtdp->helpers); helper++) {
-		if (!helper->pass.turn)
+		if (!helper->busy)
 			continue;
 
 		/* Being killed or stopped, they return soon. */
 		wait_for_completion(&helper->done);
-		helper->pass.turn = 0;
+		helper->busy = false;
 		pass->p.mapped += helper->pass.p.mapped;
 		pass->p.installed += helper->pass.p.installed;
 		pass->waiting |= helper->pass.waiting;
 		pass->looks += helper->pass.looks;
 	}
 
-	pass->nr_turns = 1;
+	pass->shared = false;
 }
 
 static void gtdp_pass(struct kvm *kvm, struct gtdp_pass *pass)
@@ -525,7 +546,6 @@ static void gtdp_pass(struct kvm *kvm, struct gtdp_pass *pass)
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 
 	pass->p.kvm = kvm;
-	pass->nr_turns = 1;
 
 	for (pass->as_id = 0; pass->as_id < kvm_arch_nr_memslot_as_ids(kvm); pass->as_id++) {
 		if (!kvm_mmu_get_vm_root_role(kvm, pass->as_id, &pass->p.role))
@@ -533,7 +553,7 @@ static void gtdp_pass(struct kvm *kvm, struct gtdp_pass *pass)
 
 		pass->gfn = 0;
 		while (gtdp_pass_batch(pass) && gtdp_pass_on(pass)) {
-			if (pass->nr_turns == 1 && pass->looks >= GTDP_LOOKS_TO_SHARE &&
+			if (!pass->shared && pass->looks >= GTDP_LOOKS_TO_SHARE &&
 			    pass->p.installed > pass->looks)
 				gtdp_share(gtdp, pass);
 		}
