@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from lab import boot, selftests, shell, splat, tree
@@ -23,6 +24,9 @@ _FRAGMENTS = Path(__file__).parent
 _BOOT = ("--disable-kvm", "--verbose", "--force-9p", "--user", "root", "--rwdir", BUILD)
 _TIMES = 5
 """How much slower than the stock kernel a test may be."""
+
+_STRESS = 60
+"""Seconds of `make stress`'s test at the end."""
 
 _LINE = re.compile(r"^(?:# )?(CONFIG_\w+)(?:=(.*)| is not set)$")
 
@@ -39,11 +43,17 @@ def run(args: argparse.Namespace) -> int:
     wanted = tests.ours(args.tests.split()) if args.tests else None
     image = build(args.kind)
     selftests.build()
-    chosen = wanted or tests.ours()
+    chosen = wanted or [*tests.ours(), _stress()]
     failed = 0
     for value in (1, 0):
         failed += _run(image, chosen, args.kind, value, args.timeout)
     return 1 if failed else 0
+
+
+def _stress() -> tests.Test:
+    (churn,) = tests.ours(["global_tdp_churn_test"])
+    argv = (*churn.argv, "-t", str(_STRESS))
+    return replace(churn, name=f"stress, {_STRESS} s", argv=argv)
 
 
 def build(kind: str) -> Path:
