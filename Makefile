@@ -9,7 +9,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(BACKEND),--backend $(BACKEND))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken test-debug test-tools tools demo bench bench-locking lab docs lint clean
+	stress fuzz test-broken test-debug test-tools tools demo qemu bench bench-locking lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -67,6 +67,9 @@ tools: ## list the bpftrace tools
 
 demo: build/.setup ## live-migrate a real guest, Global TDP off and on [ARGS='--mode postcopy --backend memfd']
 	@$(lab) demo $(ARGS)
+
+qemu: build/.setup ## build Debian 13's QEMU with integration/qemu's patches into build/qemu
+	@$(lab) qemu
 
 bench: build/.setup ## count instructions a page with stock modules and with ours, against targets
 	@$(lab) bench

@@ -18,6 +18,7 @@ from lab import (
     modules,
     package_test,
     paths,
+    qemu,
     refresh,
     selftests,
     series,
@@ -49,6 +50,10 @@ def _modules(_: argparse.Namespace) -> None:
 
 def _deb(_: argparse.Namespace) -> None:
     deb.build()
+
+
+def _qemu(_: argparse.Namespace) -> None:
+    qemu.build()
 
 
 def _selftests(_: argparse.Namespace) -> None:
@@ -132,6 +137,7 @@ def parser() -> argparse.ArgumentParser:
     text = "time what a vCPU's fault waits for, stock and ours"
     locking.configure(add("bench-locking", locking.run, text))
     demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
+    add("qemu", _qemu, "build QEMU with the patches of integration/qemu")
     add("lint", _lint, "look through the lab with ruff, the series with checkpatch")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top

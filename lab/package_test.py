@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from lab import boot, deb, selftests, shell
+from lab import boot, deb, mirror, selftests, shell
 from lab.deb import Package
 from lab.error import LabError
 from lab.paths import BUILD, ROOT, SELFTESTS
@@ -27,7 +27,6 @@ from lab.shell import console
 WORK = BUILD / "package"
 PHASES = ("off", "on", "stock")
 PROGRAM = SELFTESTS / "x86_64/global_tdp_populate_test"
-MIRROR = "http://deb.debian.org/debian"
 TOOLS = "dkms,systemd-sysv,udev,kmod,initramfs-tools"
 OTHER = {"bookworm": "linux-headers-amd64", "trixie": "linux-headers-6.12.107+deb13-amd64"}
 """Headers of a kernel of each release that the package must refuse."""
@@ -134,8 +133,7 @@ class _System:
             *("--aptopt=APT::Install-Recommends false",),
             f"--include={kernel},{OTHER[self.release]},{TOOLS}",
             *(self.release, scratch),
-            f"deb {MIRROR} {self.release} main",
-            f"deb {MIRROR}-security {self.release}-security main",
+            *mirror.sources(self.release),
         )
         scratch.rename(self.base)
 

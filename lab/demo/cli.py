@@ -31,7 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--qemu",
         metavar="PROGRAM",
-        help="one with integration/qemu's patches, which then turns Global TDP on and off",
+        help="one with integration/qemu's patches (make qemu), which then turns Global TDP"
+        " on and off; the distribution's runs beside it",
     )
     parser.add_argument("--stock", action="store_true", help="Debian's KVM in both columns")
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.stock:
         modules.build()
     job = _job(args)
-    cases = 2 * len(job.backends) * job.runs
+    cases = len(job.sides) * len(job.backends) * job.runs
     status = boot.run(
         _command(job),
         mem=f"{2 * args.mem + _LAB_MIB}M",

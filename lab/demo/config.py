@@ -28,6 +28,12 @@ class Job:
     chosen_by_qemu: bool = False
     """On and off by `-accel kvm,global-tdp=`, not by the parameter of kvm."""
 
+    @property
+    def sides(self) -> list[tuple[bool, bool]]:
+        """Whether by stock QEMU, and whether global_tdp is on: what is compared."""
+        both = [(False, False), (False, True)]
+        return [(True, False), *both] if self.chosen_by_qemu else both
+
     @classmethod
     def load(cls, path: Path) -> Self:
         return cls(**json.loads(path.read_text()))
@@ -46,8 +52,14 @@ class Case:
     has_parameter: bool
     """False: this kvm.ko has no global_tdp, the run is one more of stock."""
 
+    stock_qemu: bool = False
+    """Of a job with a QEMU of its own: run by the distribution's nevertheless."""
+
     curve: list[tuple[float, int]] = field(default_factory=list)
     """Seconds after resume, stage-2 faults on guest memory so far."""
+
+    progress: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds after resume, most of them negative, and MiB mapped ahead of the vCPUs."""
 
     at_resume: Counters = field(default_factory=dict)
     """KVM's counters of the destination in the last sample before its vCPUs ran."""

@@ -54,12 +54,15 @@ def _tried(job: Job, case: Case, outcome: Outcome) -> Case:
 
 
 def _cases(job: Job, outcome: Outcome):  # noqa: ANN202
-    total = job.runs * len(job.backends) * 2
-    for run, backend, on in itertools.product(range(job.runs), job.backends, (False, True)):
+    sides = job.sides
+    total = job.runs * len(job.backends) * len(sides)
+    for run, backend, side in itertools.product(range(job.runs), job.backends, sides):
+        stock_qemu, on = side
         known = kvm.reload(job.modules, global_tdp=on and not job.chosen_by_qemu)
+        what = "stock QEMU" if stock_qemu else f"global_tdp={on:d}"
         done = len(outcome.cases)
-        print(f"demo: {done + 1}/{total} {job.mode}, {backend}, global_tdp={on:d}", flush=True)
-        yield Case(backend, on, run, known)
+        print(f"demo: {done + 1}/{total} {job.mode}, {backend}, {what}", flush=True)
+        yield Case(backend, on, run, known, stock_qemu)
 
 
 def _line(case: Case) -> str:

@@ -51,6 +51,12 @@ def memory_faults(counted: Counters) -> int:
     return counted["pf_taken"] - counted["pf_mmio_spte_created"]
 
 
+def mapped_mib(counted: Counters) -> float:
+    """Return how much was mapped ahead of the vCPUs; 0 if this kernel does not know."""
+    sizes = {"4k": 4, "2m": 2048, "1g": 1 << 20}
+    return sum(counted.get(f"tdp_populated_{n}", 0) * kib for n, kib in sizes.items()) / 1024
+
+
 def sec_pagetables_kib() -> int:
     """Return the size of all stage-2 tables of the machine."""
     found = re.search(r"^SecPageTables:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)

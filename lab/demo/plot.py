@@ -1,5 +1,9 @@
-"""Draw the faults after resume, off beside on, one panel a memory back end."""
+"""Draw what was mapped before resume, and the faults after it, off beside on.
 
+One column a memory back end.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -7,11 +11,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from lab.demo.config import Case, Outcome
+from lab.demo.config import Outcome
 from lab.demo.report import MEMORY, Pair, pairs
 from lab.demo.watch import WINDOW
 
-OFF, ON, INK, GRID = "#8a8f98", "#0b6fb8", "#2b2f36", "#e3e5e8"
+OFF, ON, STOCK, INK, GRID = "#8a8f98", "#0b6fb8", "#c98a1b", "#2b2f36", "#e3e5e8"
 
 
 def draw(outcome: Outcome, path: Path) -> None:
@@ -19,10 +23,12 @@ def draw(outcome: Outcome, path: Path) -> None:
     mpl.use("Agg")
     found = pairs(outcome)
     plt.rcParams.update({"font.size": 10, "text.color": INK, "axes.labelcolor": INK})
-    figure, panels = plt.subplots(1, len(found), figsize=(4.8 * len(found), 3.9), squeeze=False)
-    for panel, pair in zip(panels[0], found, strict=True):
-        _panel(panel, pair)
-    panels[0][0].set_ylabel("stage-2 faults of the destination")
+    figure, panels = plt.subplots(2, len(found), figsize=(4.8 * len(found), 6.2), squeeze=False)
+    for above, below, pair in zip(*panels, found, strict=True):
+        _progress(above, pair, outcome.mem_mib)
+        _faults(below, pair)
+    panels[0][0].set_ylabel("MiB mapped ahead of the vCPUs")
+    panels[1][0].set_ylabel("stage-2 faults of the destination")
     figure.suptitle(
         f"{outcome.mode} of a {outcome.mem_mib} MiB guest, kvm.global_tdp off and on",
         x=0.01,
@@ -34,14 +40,25 @@ def draw(outcome: Outcome, path: Path) -> None:
     plt.close(figure)
 
 
-def _panel(panel: Axes, pair: Pair) -> None:
+def _progress(panel: Axes, pair: Pair, mem_mib: int) -> None:
     panel.set_title(MEMORY[pair.backend], loc="left", fontsize=10)
-    sides = [("off", pair.off, OFF), ("on" if pair.real else "n/a", pair.on, ON)]
-    top = max(case.faults for case in (*pair.off, *pair.on)) or 1
-    ends: list[float] = []
-    for name, cases, colour in sides:
+    for name, cases in pair.sides:
         for case in cases:
-            _line(panel, case, colour)
+            _line(panel, case.progress, _colour(name))
+    panel.axvline(0, color=INK, linewidth=0.8, linestyle=":")
+    panel.set_xlabel("seconds from resume")
+    panel.axhline(mem_mib, color=GRID, linewidth=0.8)
+    panel.set_ylim(bottom=0)
+    _plain(panel)
+
+
+def _faults(panel: Axes, pair: Pair) -> None:
+    top = max(case.faults for _, cases in pair.sides for case in cases) or 1
+    ends: list[float] = []
+    for name, cases in pair.sides:
+        colour = _colour(name)
+        for case in cases:
+            _line(panel, case.curve, colour)
         last = sorted(case.faults for case in cases)[len(cases) // 2]
         close = any(abs(last - other) < top / 8 for other in ends)
         ends.append(last)
@@ -55,14 +72,22 @@ def _panel(panel: Axes, pair: Pair) -> None:
             fontweight="bold",
         )
     panel.set(xlim=(0, WINDOW), ylim=(0, top * 1.15), xlabel="seconds after resume")
+    _plain(panel)
+
+
+def _colour(name: str) -> str:
+    return {"off": OFF, "stock QEMU": STOCK}.get(name, ON)
+
+
+def _plain(panel: Axes) -> None:
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     panel.grid(axis="y", color=GRID)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _line(panel: Axes, case: Case, colour: str) -> None:
-    times, faults = zip(*case.curve, strict=True)
+def _line(panel: Axes, curve: Sequence[tuple[float, float]], colour: str) -> None:
+    times, counts = zip(*curve, strict=True)
     panel.step(
-        times, faults, where="post", color=colour, linewidth=1.8, clip_on=False, zorder=3
+        times, counts, where="post", color=colour, linewidth=1.8, clip_on=False, zorder=3
     )

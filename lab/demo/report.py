@@ -1,7 +1,7 @@
 """Show an outcome as a table: off beside on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -27,11 +27,19 @@ class Pair:
     backend: str
     off: list[Case]
     on: list[Case]
+    stock_qemu: list[Case] = field(default_factory=list)
 
     @property
     def real(self) -> bool:
         """False: this KVM has no global_tdp, both sides are stock."""
         return all(case.has_parameter for case in self.on)
+
+    @property
+    def sides(self) -> list[tuple[str, list[Case]]]:
+        """What there is to compare, named."""
+        on = "on" if self.real else "on: n/a"
+        named = [("stock QEMU", self.stock_qemu), ("off", self.off), (on, self.on)]
+        return [(name, cases) for name, cases in named if cases]
 
     @property
     def ratio(self) -> float:
@@ -44,10 +52,13 @@ def pairs(outcome: Outcome) -> list[Pair]:
     """Return the cases by back end, in the order they ran."""
     backends = list(dict.fromkeys(case.backend for case in outcome.cases))
 
-    def pick(backend: str, on: bool) -> list[Case]:
-        return [c for c in outcome.cases if (c.backend, c.global_tdp) == (backend, on)]
+    def pick(*wanted: object) -> list[Case]:
+        return [c for c in outcome.cases if (c.backend, c.global_tdp, c.stock_qemu) == wanted]
 
-    return [Pair(backend, pick(backend, False), pick(backend, True)) for backend in backends]
+    return [
+        Pair(b, pick(b, False, False), pick(b, True, False), pick(b, False, True))
+        for b in backends
+    ]
 
 
 def show(outcome: Outcome) -> None:
@@ -115,12 +126,11 @@ def _table(outcome: Outcome, found: list[Pair]) -> Table:
         note += f"; medians of {runs} runs (least-most)"
     table = Table(title=title, caption=note)
     table.add_column("global_tdp")
-    for pair in found:
-        for side in ("off", "on" if pair.real else "on: n/a"):
-            table.add_column(f"{pair.backend}\n{side}", justify="right")
+    sides = [(pair.backend, *side) for pair in found for side in pair.sides]
+    for backend, side, _ in sides:
+        table.add_column(f"{backend}\n{side}", justify="right")
     for label, value in ROWS:
-        sides = (side for pair in found for side in (pair.off, pair.on))
-        table.add_row(label, *(_cell(side, value) for side in sides))
+        table.add_row(label, *(_cell(cases, value) for _, _, cases in sides))
     return table
 
 
@@ -147,7 +157,8 @@ def _targets(mode: str, found: list[Pair]) -> list[str]:
         lines.append(f"{name}: {pair.ratio:.2%} of the faults; target {wanted}: {verdict}")
         if line := _downtime(pair):
             lines.append(f"{name}: {line}")
-    lost = sum(case.mismatches for pair in found for case in (*pair.off, *pair.on))
+    sides = (cases for pair in found for _, cases in pair.sides)
+    lost = sum(case.mismatches for cases in sides for case in cases)
     lines.append(f"guest data: {'WRONG, see above' if lost else 'every stamp right'}")
     return lines
 

@@ -105,7 +105,7 @@ async def _look(case: Case, destination: Vm, watch: Watch) -> None:
     """Count for the window, then see that the guest goes on and lost nothing."""
     await watch.finish()
     case.at_resume, case.at_end = watch.at_resume(), watch.at_end
-    case.curve = watch.curve()
+    case.curve, case.progress = watch.curve(), watch.progress()
 
     def all_checked(text: str) -> stamps.Verdict | None:
         return stamps.verdict(text, CPUS)

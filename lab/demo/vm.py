@@ -45,7 +45,7 @@ class Vm:
         self.console = directory / f"{name}.console"
         self.log = directory / f"{name}.log"
         options = [*_options(job, case), f"-serial=file:{self.console}", *more]
-        self._command = [job.qemu, *options]
+        self._command = [QEMU if case.stock_qemu else job.qemu, *options]
         self._qmp = QMPClient(name)
         self._process: asyncio.subprocess.Process | None = None
 
@@ -140,8 +140,9 @@ def _words(option: str) -> list[str]:
 def _options(job: Job, case: Case) -> list[str]:
     machine = "q35"
     accel = "kvm"
-    memory = [f"-L={directory}" for directory in _FIRMWARE] if job.chosen_by_qemu else []
-    if job.chosen_by_qemu:
+    memory = []
+    if job.chosen_by_qemu and not case.stock_qemu:
+        memory = [f"-L={directory}" for directory in _FIRMWARE]
         accel += f",global-tdp={'on' if case.global_tdp else 'off'}"
     if case.backend == "memfd":
         memory += [f"-object=memory-backend-memfd,id=ram,size={job.mem_mib}M,share=on"]

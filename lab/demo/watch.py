@@ -80,6 +80,17 @@ class Watch:
         ]
         return [(0.0, 0), *after]
 
+    def progress(self) -> list[tuple[float, float]]:
+        """Return seconds after resume, negative before, and MiB mapped until then."""
+        points: list[tuple[float, float]] = []
+        for at, counted in self._samples:
+            mapped = kvm.mapped_mib(counted)
+            # Of a time without change, the ends are enough.
+            if len(points) > 1 and points[-2][1] == points[-1][1] == mapped:
+                points.pop()
+            points.append((round(at - self._resumed, 4), mapped))
+        return points
+
 
 def _files(vm: Vm) -> dict[str, Path]:
     try:
