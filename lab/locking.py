@@ -294,8 +294,9 @@ def judge_threads(runs: Iterable[dict]) -> Iterator[str]:
         one, two = (times.get((who, threads)) for threads in (1, 2))
         if one and two:
             yield (
-                f"populate {known[0]['mib']} MiB: 1 of {label} threads {one / 1e6:.1f} ms, 2 of"
-                f" them {two / 1e6:.1f} ms, {one / two:.2f} times, ≥ 1.8: {_word(one / two >= 1.8)}"
+                f"populate {known[0]['mib']} MiB: 1 of {label} threads {one / 1e6:.1f} ms, "
+                f"2 of them {two / 1e6:.1f} ms, {one / two:.2f} times, "
+                f"≥ 1.8: {_word(one / two >= 1.8)}"
             )
 
 
