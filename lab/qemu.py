@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab import mirror, shell
 from lab.error import LabError
-from lab.paths import BUILD, ROOT
+from lab.paths import BUILD, ROOT, VENV_BIN
 from lab.shell import console
 
 RELEASE = "trixie"
@@ -18,8 +18,12 @@ SOURCE = WORK / "source"
 PROGRAM = WORK / "qemu-system-x86_64"
 PATCHES = ROOT / "integration" / "qemu"
 
-_NEEDED = ("dpkg-dev", "libglib2.0-dev", "ninja-build", "pkgconf")
+_NEEDED = ("dpkg-dev", "libfdt-dev", "libglib2.0-dev", "ninja-build", "pkgconf")
+_MESON = "meson==1.8.3"
+"""That of Debian 12 is too old, and Debian's source package comes without."""
+
 _OPTIONS = (
+    f"--python={VENV_BIN}/python",
     *("--target-list=x86_64-softmmu", "--without-default-features", "--enable-system"),
     *("--enable-kvm", "--disable-docs", "--disable-install-blobs"),
 )
@@ -61,6 +65,7 @@ def _install() -> None:
     if missing:
         console.print(f"apt-get install: {' '.join(missing)}")
         shell.output("apt-get", "install", "-q", "-y", "--no-install-recommends", *missing)
+    shell.output(VENV_BIN / "pip", "install", "-q", _MESON)
 
 
 def _fetch() -> Path:

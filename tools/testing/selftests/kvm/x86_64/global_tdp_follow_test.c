@@ -5,6 +5,9 @@
  * Also that KVM_POPULATE_ASYNC hands over a range to it.  How long it takes is
  * not tested, only that it happens.
  */
+#include <dirent.h>
+#include <unistd.h>
+
 #include "test_util.h"
 #include "kvm_util.h"
 #include "processor.h"
@@ -251,6 +254,72 @@ static bool test_default(void)
 	return true;
 }
 
+static int nr_helpers(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	char path[64], comm[16];
+	struct dirent *task;
+	FILE *file;
+	int nr = 0;
+
+	TEST_ASSERT(tasks, "Can't open /proc/self/task");
+
+	while ((task = readdir(tasks))) {
+		snprintf(path, sizeof(path), "/proc/self/task/%.16s/comm", task->d_name);
+		file = fopen(path, "r");
+		if (!file)
+			continue;
+
+		if (fgets(comm, sizeof(comm), file) && !strcmp(comm, "kvm-gtdp-help\n"))
+			nr++;
+		fclose(file);
+	}
+	closedir(tasks);
+
+	return nr;
+}
+
+/*
+ * Of more than 4GiB, here the same memory again and again, the follower leaves a
+ * part to a helper, if there is a CPU for it.  All is mapped, and nothing twice.
+ */
+static bool test_large(void)
+{
+	const uint64_t nr_slots = SZ_4G / MEM_SIZE + 1;
+	const bool has_cpu = sysconf(_SC_NPROCESSORS_ONLN) > 1;
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = nr_slots * MEM_SIZE,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t i;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+
+	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
+	for (i = 0; i < nr_slots; i++)
+		gtdp_add_slot(vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, &mem);
+
+	vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+	TEST_ASSERT_EQ(nr_helpers(), has_cpu);
+
+	gtdp_wait_mapped(vm, nr_slots * NR_PAGES);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_slots * NR_PAGES);
+	TEST_ASSERT_EQ(gtdp_nr_populated(vm), nr_slots * NR_PAGES);
+
+	gtdp_populate_code(vm);
+	check_no_faults(vcpu, &mem);
+
+	kvm_vm_free(vm);
+	TEST_ASSERT_EQ(nr_helpers(), 0);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "present", test_present_anon },
 	{ "present, transparent huge pages", test_present_thp },
@@ -262,6 +331,7 @@ static const struct gtdp_test tests[] = {
 	{ "absent", test_absent },
 	{ "zapped and back", test_zapped },
 	{ "asynchronous ioctl", test_async },
+	{ "large VM", test_large },
 	{ "default follows the parameter", test_default },
 };
 
