@@ -278,10 +278,15 @@ static bool has_vm(pid_t pid)
 	return found;
 }
 
+/* Nobody counts the users of a KVM that is no module. */
 static uint64_t module_users(void)
 {
-	return read_number(kvm_cpu_has(X86_FEATURE_SVM) ? "/sys/module/kvm_amd" :
-							  "/sys/module/kvm_intel", "refcnt");
+	const char *module = kvm_cpu_has(X86_FEATURE_SVM) ? "/sys/module/kvm_amd" :
+							    "/sys/module/kvm_intel";
+	char path[64];
+
+	snprintf(path, sizeof(path), "%s/refcnt", module);
+	return access(path, F_OK) ? 0 : read_number(module, "refcnt");
 }
 
 /*

@@ -231,7 +231,14 @@ static void set_job(struct env *env)
 
 static int run_vcpu(struct env *env)
 {
-	return _vcpu_run(env->vcpu);
+	int r;
+
+	/* No call but this one is to fail, as one of _vcpu_run()'s would. */
+	do {
+		r = __vcpu_run(env->vcpu);
+	} while (r == -1 && errno == EINTR);
+
+	return r;
 }
 
 static void finish_job(struct env *env)
