@@ -219,7 +219,7 @@ static bool test_memslot(void)
 static void set_job(struct env *env)
 {
 	create_vm_and_slot(env);
-	gtdp_run(env->vcpu, GTDP_READ, GTDP_GPA, 0, 0);
+	/* It has not run, so there is nothing in its caches of page tables. */
 	gtdp_set_job(env->vcpu, (struct gtdp_job) {
 		.op = GTDP_CHECK,
 		.gpa = GTDP_GPA,

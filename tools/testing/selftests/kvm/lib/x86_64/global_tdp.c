@@ -441,17 +441,19 @@ bool gtdp_page_flag(uint64_t pfn, unsigned int flag)
  */
 void gtdp_drain_lru(void)
 {
-	int node = 0, status, fd;
+	int node = 0, status;
 	void *page = &node;
 
 	if (!syscall(__NR_move_pages, 0, 1, &page, &node, &status, MPOL_MF_MOVE) ||
 	    errno != ENOSYS)
 		return;
 
-	/* Without NUMA there is no such call; compaction does it, too. */
-	fd = open_path_or_exit("/proc/sys/vm/compact_memory", O_WRONLY);
-	TEST_ASSERT_EQ(write(fd, "1", 1), 1);
-	close(fd);
+	/* Without NUMA there is no such call.  To collapse nothing does it, too. */
+	page = mmap(NULL, 2 * SZ_2M, PROT_READ | PROT_WRITE,
+		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	TEST_ASSERT(page != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	madvise((void *)align_up((uintptr_t)page, SZ_2M), SZ_2M, MADV_COLLAPSE);
+	munmap(page, 2 * SZ_2M);
 }
 
 /*
