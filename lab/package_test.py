@@ -244,7 +244,9 @@ class _System:
     def _qemu(self, log: Path) -> Sequence[str | Path]:
         # On a loaded machine, emulated timers come too late for the kernel's check of them.
         timers = "no_timer_check tsc=reliable"
-        append = f"root=/dev/vda rw console=ttyS0 quiet systemd.show_status=0 panic=-1 {timers}"
+        # A login prompt would hang up the line that the checks are printed to.
+        quiet = "quiet systemd.show_status=0 systemd.mask=serial-getty@ttyS0.service"
+        append = f"root=/dev/vda rw console=ttyS0 {quiet} panic=-1 {timers}"
         return (
             *("qemu-system-x86_64", "-cpu", "max", "-smp", "2", "-m", "2G"),
             *boot.IN_TURNS.split(),
