@@ -26,7 +26,7 @@ ASKED_FOR = ("tools",)
 OFF, ON = "global_tdp=0", "global_tdp=1"
 STOCK = "stock modules"
 
-_EPT_SECONDS = 1500
+_EPT_SECONDS = 2400
 _EPT_PARAMS = "kvm_intel.pml=0"
 """Bochs logs unaligned addresses with PML, and KVM warns of each, with stock modules, too."""
 
