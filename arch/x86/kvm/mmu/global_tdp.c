@@ -620,10 +620,13 @@ static bool gtdp_follow(void *data)
 
 	__set_current_state(TASK_RUNNING);
 
-	marked = READ_ONCE(gtdp->marked);
 	WRITE_ONCE(gtdp->urgent, false);
-	/* Clear before the look at the regions; pairs with gtdp_wake_follower(). */
-	smp_store_mb(gtdp->marked, false);
+	/*
+	 * At once and before the look at the regions, so that whoever marks one
+	 * either is seen here or is left for the next pass; xchg() is a barrier,
+	 * which pairs with that of gtdp_wake_follower().
+	 */
+	marked = xchg(&gtdp->marked, false);
 
 	resident = gtdp_resident(kvm->mm);
 	arrived = resident != gtdp->resident;

@@ -69,17 +69,7 @@ static long read_pgtable_kib(void)
 
 static void prefault(struct kvm_vcpu *vcpu)
 {
-	struct kvm_pre_fault_memory range = {
-		.gpa = GTDP_GPA,
-		.size = mem_size,
-	};
-	int r;
-
-	do {
-		r = __vcpu_ioctl(vcpu, KVM_PRE_FAULT_MEMORY, &range);
-		TEST_ASSERT(!r || errno == EINTR || errno == EAGAIN,
-			    KVM_IOCTL_ERROR(KVM_PRE_FAULT_MEMORY, r));
-	} while (r || range.size);
+	gtdp_prefault(vcpu, GTDP_GPA, mem_size);
 }
 
 static void populate(struct kvm_vcpu *vcpu)

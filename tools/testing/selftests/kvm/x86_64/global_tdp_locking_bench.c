@@ -14,7 +14,6 @@
  * for which each should have a CPU.  The output is one JSON object per line, path
  * and size; other lines are for humans.
  */
-#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -139,24 +138,12 @@ static void write_file(const char *name, const char *value)
 		    "Can't write '%s' to %s, run as root", value, name);
 }
 
-static void prefault(uint64_t gpa, uint64_t size)
-{
-	struct kvm_pre_fault_memory range = { .gpa = gpa, .size = size };
-	int r;
-
-	do {
-		r = __vcpu_ioctl(vcpu, KVM_PRE_FAULT_MEMORY, &range);
-		TEST_ASSERT(!r || errno == EINTR || errno == EAGAIN,
-			    KVM_IOCTL_ERROR(KVM_PRE_FAULT_MEMORY, r));
-	} while (r || range.size);
-}
-
 static void map_range(void)
 {
 	if (has_gtdp)
 		gtdp_populate_full(vm, GTDP_GPA, range_size);
 	else
-		prefault(GTDP_GPA, range_size);
+		gtdp_prefault(vcpu, GTDP_GPA, range_size);
 }
 
 static void set_slot_flags(uint32_t flags)
@@ -299,7 +286,7 @@ static void create_vm(struct gtdp_mem *fresh)
 	code_size = gtdp_code_size(vm);
 	r = madvise(memslot2region(vm, 0)->host_mem, code_size, MADV_POPULATE_WRITE);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
-	prefault(0, code_size);
+	gtdp_prefault(vcpu, 0, code_size);
 	run_guest(GUEST_NOTHING);
 
 	gtdp_mem_alloc(fresh, GTDP_ANON, FRESH_SIZE, 0);
@@ -472,32 +459,18 @@ static uint64_t populate_by_vmm(void)
  */
 static void spread_kernel_threads(void)
 {
-	DIR *tasks = opendir("/proc/self/task");
-	char path[64], comm[16];
-	struct dirent *task;
+	pid_t tids[MAX_THREADS];
 	cpu_set_t cpus;
-	int nr = 0;
-	FILE *file;
+	int i;
 
-	TEST_ASSERT(tasks, "Can't open /proc/self/task");
+	TEST_ASSERT_EQ(gtdp_kernel_threads(tids, MAX_THREADS), nr_threads);
 
-	while ((task = readdir(tasks))) {
-		snprintf(path, sizeof(path), "/proc/self/task/%.16s/comm", task->d_name);
-		file = fopen(path, "r");
-		if (!file)
-			continue;
-
-		if (fgets(comm, sizeof(comm), file) && !strncmp(comm, "kvm-gtdp", 8)) {
-			CPU_ZERO(&cpus);
-			CPU_SET(nr++, &cpus);
-			TEST_ASSERT(!sched_setaffinity(atoi(task->d_name), sizeof(cpus), &cpus),
-				    "Want a CPU for each thread");
-		}
-		fclose(file);
+	for (i = 0; i < nr_threads; i++) {
+		CPU_ZERO(&cpus);
+		CPU_SET(i, &cpus);
+		TEST_ASSERT(!sched_setaffinity(tids[i], sizeof(cpus), &cpus),
+			    "Want a CPU for each thread");
 	}
-	closedir(tasks);
-
-	TEST_ASSERT_EQ(nr, nr_threads);
 }
 
 static void populate_async(uint64_t size)

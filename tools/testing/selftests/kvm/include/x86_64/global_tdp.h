@@ -87,6 +87,7 @@ struct kvm_vm *gtdp_vm_create(uint64_t features, int nr_vcpus,
 			      struct kvm_vcpu *vcpus[]);
 uint64_t gtdp_code_size(struct kvm_vm *vm);
 void gtdp_populate_code(struct kvm_vm *vm);
+void gtdp_prefault(struct kvm_vcpu *vcpu, uint64_t gpa, uint64_t size);
 void gtdp_prefault_code(struct kvm_vcpu *vcpu);
 
 /* Returns false if there is no such memory to be had. */
@@ -114,6 +115,7 @@ uint64_t gtdp_vm_stat(struct kvm_vm *vm, const char *name);
 uint64_t gtdp_vcpu_stat(struct kvm_vcpu *vcpu, const char *name);
 uint64_t gtdp_nr_mapped(struct kvm_vm *vm);
 uint64_t gtdp_nr_populated(struct kvm_vm *vm);
+int gtdp_kernel_threads(pid_t *tids, int max);
 void gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr);
 
 void gtdp_set_job(struct kvm_vcpu *vcpu, struct gtdp_job job);

@@ -2,6 +2,7 @@
 /*
  * What the tests of Global TDP share, see global_tdp.h.
  */
+#include <dirent.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -171,12 +172,9 @@ void gtdp_populate_code(struct kvm_vm *vm)
 	gtdp_populate_full(vm, 0, gtdp_code_size(vm));
 }
 
-/* The same without any part of Global TDP, if need be. */
-void gtdp_prefault_code(struct kvm_vcpu *vcpu)
+void gtdp_prefault(struct kvm_vcpu *vcpu, uint64_t gpa, uint64_t size)
 {
-	struct kvm_pre_fault_memory range = {
-		.size = gtdp_code_size(vcpu->vm),
-	};
+	struct kvm_pre_fault_memory range = { .gpa = gpa, .size = size };
 	int r;
 
 	do {
@@ -184,6 +182,12 @@ void gtdp_prefault_code(struct kvm_vcpu *vcpu)
 		TEST_ASSERT(!r || errno == EINTR || errno == EAGAIN,
 			    KVM_IOCTL_ERROR(KVM_PRE_FAULT_MEMORY, r));
 	} while (r || range.size);
+}
+
+/* As gtdp_populate_code(), but without any part of Global TDP. */
+void gtdp_prefault_code(struct kvm_vcpu *vcpu)
+{
+	gtdp_prefault(vcpu, 0, gtdp_code_size(vcpu->vm));
 
 	/* Without A/D bits the first access to a prefaulted page faults. */
 	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, 0, 0);
@@ -552,6 +556,34 @@ static uint64_t sum_of_stats(struct kvm_vm *vm, const char *small,
 	nr = gtdp_vm_stat(vm, small);
 	nr += gtdp_vm_stat(vm, large) * GTDP_REGION_PAGES;
 	nr += gtdp_vm_stat(vm, huge) * GTDP_REGION_PAGES * GTDP_REGION_PAGES;
+	return nr;
+}
+
+/* KVM's threads in this process, which build page tables: at most @max of them. */
+int gtdp_kernel_threads(pid_t *tids, int max)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	char path[64], comm[16];
+	struct dirent *task;
+	FILE *file;
+	int nr = 0;
+
+	TEST_ASSERT(tasks, "Can't open /proc/self/task");
+
+	while ((task = readdir(tasks))) {
+		snprintf(path, sizeof(path), "/proc/self/task/%.16s/comm", task->d_name);
+		file = fopen(path, "r");
+		if (!file)
+			continue;
+
+		if (fgets(comm, sizeof(comm), file) && !strncmp(comm, "kvm-gtdp", 8)) {
+			TEST_ASSERT(nr < max, "More than %d threads of KVM", max);
+			tids[nr++] = atoi(task->d_name);
+		}
+		fclose(file);
+	}
+	closedir(tasks);
+
 	return nr;
 }
 
