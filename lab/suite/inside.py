@@ -17,6 +17,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import indent
+
+from lab.suite.outcome import tail
 
 _SWAP = "256M"
 
@@ -33,13 +36,14 @@ def main() -> None:
         for test in plan:
             _mark(test["name"])
             began = time.monotonic()
+            output = directory / f"{test['number']}.txt"
             with _reserved(test.get("huge_pages", 0)):
-                status = _run(
-                    test["argv"], test["timeout"], directory / f"{test['number']}.txt"
-                )
+                status = _run(test["argv"], test["timeout"], output)
             seconds = round(time.monotonic() - began, 1)
             word = {0: "ok", 4: "skip", None: "TIMEOUT"}.get(status, "FAIL")
             print(f"  {word:8}{seconds:6.1f} s  {test['name']}", flush=True)
+            if word in ("FAIL", "TIMEOUT"):
+                print(indent(tail(output.read_text(errors="replace")), " " * 8), flush=True)
             line = {"number": test["number"], "status": status, "seconds": seconds}
             results.write(json.dumps(line) + "\n")
             results.flush()

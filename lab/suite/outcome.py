@@ -33,7 +33,12 @@ class Outcome:
     @property
     def tail(self) -> str:
         """The last lines it printed."""
-        return "\n".join(self.output.rstrip().splitlines()[-_TAIL:])
+        return tail(self.output)
+
+
+def tail(output: str) -> str:
+    """Return the last lines of what a test printed."""
+    return "\n".join(output.rstrip().splitlines()[-_TAIL:])
 
 
 def judge(name: str, status: int | None, seconds: float, output: str) -> Outcome:

@@ -36,6 +36,9 @@
 #define KSM		"/sys/kernel/mm/ksm/"
 #define KSM_SECONDS	100
 
+/* Of what the host does not do while anybody happens to look at a page. */
+#define MAX_TRIES	100
+
 struct env {
 	struct kvm_vm *vm;
 	struct kvm_vcpu *vcpu;
@@ -175,7 +178,7 @@ static void page_out_all(struct env *env)
 	uint64_t pfns[NR_PAGES];
 	int i;
 
-	for (i = 0; i < 100; i++) {
+	for (i = 0; i < MAX_TRIES; i++) {
 		gtdp_drain_lru();
 		advise(env->mem.hva, MEM_SIZE, MADV_PAGEOUT);
 		if (!gtdp_get_pfns(env->mem.hva, NR_PAGES, pfns))
@@ -477,17 +480,30 @@ static bool reach_limit(struct env *env)
 	return left < NR_PAGES;
 }
 
-/* Moving a page, too, takes that nobody else has a reference to it. */
+/* Does what takes that nobody else has a reference to the pages. */
+static int try_advise(void *hva, size_t size, int advice)
+{
+	int i, r;
+
+	for (i = 0; i < MAX_TRIES; i++) {
+		gtdp_drain_lru();
+		r = madvise(hva, size, advice);
+		if (!r || (errno != EBUSY && errno != EAGAIN))
+			break;
+		usleep(10000);
+	}
+	return r;
+}
+
 static bool migrate(struct env *env)
 {
 	const uint64_t pages[] = { 3, 100, GTDP_REGION_PAGES - 1, NR_PAGES - 1 };
 	uint64_t moved[NR_PAGES];
 	int i;
 
-	gtdp_drain_lru();
 	for (i = 0; i < ARRAY_SIZE(pages); i++) {
-		if (madvise(env->mem.hva + pages[i] * PAGE_SIZE, PAGE_SIZE,
-			    MADV_SOFT_OFFLINE)) {
+		if (try_advise(env->mem.hva + pages[i] * PAGE_SIZE, PAGE_SIZE,
+			       MADV_SOFT_OFFLINE)) {
 			TEST_ASSERT(errno == EINVAL || errno == EPERM || errno == EOPNOTSUPP,
 				    "Page %lu can't be moved: %s", pages[i], strerror(errno));
 			ksft_print_msg("no page can be moved: %s\n", strerror(errno));
@@ -505,13 +521,14 @@ static bool migrate(struct env *env)
 static bool collapse(struct env *env)
 {
 	uint64_t populated = gtdp_vm_stat(env->vm, "tdp_populated_2m");
+	int r;
 
 	if (!thp_configured())
 		return false;
 
-	gtdp_drain_lru();
 	advise(env->mem.hva, MEM_SIZE, MADV_HUGEPAGE);
-	advise(env->mem.hva, MEM_SIZE, MADV_COLLAPSE);
+	r = try_advise(env->mem.hva, MEM_SIZE, MADV_COLLAPSE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
 	TEST_ASSERT_EQ(gtdp_huge_bytes(env->mem.hva), MEM_SIZE);
 
 	map_all(env);
@@ -526,6 +543,7 @@ static bool split_pages(struct env *env)
 {
 	uint64_t small = gtdp_vm_stat(env->vm, "pages_4k");
 	char text[64];
+	int i;
 
 	if (gtdp_huge_bytes(env->mem.hva) != MEM_SIZE) {
 		ksft_print_msg("no huge pages\n");
@@ -533,12 +551,16 @@ static bool split_pages(struct env *env)
 	}
 	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "pages_2m"), NR_REGIONS);
 
-	gtdp_drain_lru();
+	/* khugepaged is not to undo it. */
+	advise(env->mem.hva, MEM_SIZE, MADV_NOHUGEPAGE);
 	snprintf(text, sizeof(text), "%d,%p,%p,0", getpid(), env->mem.hva,
 		 env->mem.hva + MEM_SIZE);
-	if (!write_text("/sys/kernel/debug/split_huge_pages", text)) {
-		ksft_print_msg("no debugfs to split huge pages by\n");
-		return false;
+	for (i = 0; i < MAX_TRIES && nr_flagged(env, KPF_THP); i++) {
+		gtdp_drain_lru();
+		if (!write_text("/sys/kernel/debug/split_huge_pages", text)) {
+			ksft_print_msg("no debugfs to split huge pages by\n");
+			return false;
+		}
 	}
 	TEST_ASSERT_EQ(nr_flagged(env, KPF_THP), 0);
 
@@ -561,6 +583,8 @@ static bool split_mapping(struct env *env)
 		return false;
 	}
 
+	/* khugepaged is not to undo it. */
+	advise(env->mem.hva, MEM_SIZE, MADV_NOHUGEPAGE);
 	r = mprotect(hva, PAGE_SIZE, PROT_READ);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
 	TEST_ASSERT_EQ(gtdp_huge_bytes(env->mem.hva), SZ_2M);

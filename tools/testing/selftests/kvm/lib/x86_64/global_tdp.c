@@ -468,12 +468,16 @@ uint64_t gtdp_nr_held(const uint64_t *pfns, uint64_t nr)
 	const uint64_t mask = BIT_ULL(KPF_LRU) | BIT_ULL(KPF_SWAPBACKED);
 	int counts = open_path_or_exit("/proc/kpagecount", O_RDONLY);
 	int flags = open_path_or_exit("/proc/kpageflags", O_RDONLY);
-	uint64_t i, held = 0;
+	uint64_t i, held;
+	int tries = 100;
 
-	gtdp_drain_lru();
-	for (i = 0; i < nr; i++)
-		held += !read_entry(counts, pfns[i]) &&
-			(read_entry(flags, pfns[i]) & mask) == mask;
+	/* Who just looks at a page has a reference for a moment: let that pass. */
+	do {
+		gtdp_drain_lru();
+		for (i = held = 0; i < nr; i++)
+			held += !read_entry(counts, pfns[i]) &&
+				(read_entry(flags, pfns[i]) & mask) == mask;
+	} while (held && --tries && !usleep(10000));
 
 	close(counts);
 	close(flags);
