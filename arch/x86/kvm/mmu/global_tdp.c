@@ -845,7 +845,7 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 				}
 				gfn += n;
 				retries = GTDP_RETRIES;
-				if (gtdp_must_be_brief(kvm))
+				if (gtdp_must_be_brief(kvm) || need_resched())
 					break;
 			}
 		}

@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * With Global TDP, the dirty log is cleared with mmu_lock held for read, i.e.
- * while vCPUs fault on the very same pages.  Whatever comes first, a page that
- * can be written without a fault must be in the log: a vCPU maps pages by
- * writing to them, the main thread clears the log of all of them again and
- * again meanwhile; then the vCPU writes to each page once more, with nobody
- * clearing anything, and each page must be in the log.
- *
- * Each of the two needs a CPU, or there is no race to be lost.
+ * What holds mmu_lock for read only must still be right, and what holds it often
+ * must let go of it.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -20,6 +15,15 @@
 
 #define NR_PAGES	128
 #define ROUNDS		40
+
+/*
+ * What a call looks at, the ticks in the time that one takes, and the calls in
+ * which it should tick more than twice each: the machine may be busy otherwise.
+ */
+#define LOOKED_AT	GTDP_WINDOW
+#define TICKS		8
+#define CALLS		20
+#define MAX_TRIES	10
 
 static struct gtdp_mem mem;
 static struct kvm_vm *vm;
@@ -50,7 +54,17 @@ static void *vcpu_thread(void *arg)
 	return NULL;
 }
 
-/* With SPTEs that the host has zapped, or with write-protected ones. */
+/*
+ * With Global TDP, the dirty log is cleared with mmu_lock held for read, i.e.
+ * while vCPUs fault on the very same pages.  Whatever comes first, a page that
+ * can be written without a fault must be in the log: a vCPU maps pages by
+ * writing to them, the main thread clears the log of all of them again and
+ * again meanwhile; then the vCPU writes to each page once more, with nobody
+ * clearing anything, and each page must be in the log.
+ *
+ * The SPTEs are ones that the host has zapped, or write-protected ones.  Each
+ * of the two threads needs a CPU, or there is no race to be lost.
+ */
 static bool run(bool zap)
 {
 	pthread_barrier_t barrier;
@@ -114,9 +128,94 @@ static bool test_clear_vs_write(void)
 	return run(false);
 }
 
+static bool calling;
+static uint64_t tick_usecs, ticks;
+
+static void *ticker_thread(void *arg)
+{
+	while (!READ_ONCE(done)) {
+		usleep(READ_ONCE(tick_usecs));
+		if (READ_ONCE(calling))
+			WRITE_ONCE(ticks, ticks + 1);
+	}
+
+	return NULL;
+}
+
+static uint64_t look_at_all(void)
+{
+	struct timespec start;
+
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	gtdp_populate_full(vm, GTDP_GPA, LOOKED_AT);
+	return timespec_to_ns(timespec_elapsed(start));
+}
+
+/*
+ * A thread that goes first, on the same CPU, runs while a call looks at much,
+ * not just as soon as the call is done.
+ */
+static bool test_yield(void)
+{
+	const struct sched_param param = { .sched_priority = 1 };
+	cpu_set_t cpus, cpu;
+	pthread_t ticker;
+	int i, r, tries;
+	bool first;
+
+	mem = (struct gtdp_mem) { .size = LOOKED_AT };
+	mem.hva = mmap(NULL, LOOKED_AT, PROT_READ,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	TEST_ASSERT(mem.hva != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	madvise(mem.hva, LOOKED_AT, MADV_NOHUGEPAGE);
+	r = madvise(mem.hva, LOOKED_AT, MADV_POPULATE_READ);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+
+	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	look_at_all();
+
+	sched_getaffinity(0, sizeof(cpus), &cpus);
+	CPU_ZERO(&cpu);
+	CPU_SET(sched_getcpu(), &cpu);
+	sched_setaffinity(0, sizeof(cpu), &cpu);
+
+	WRITE_ONCE(done, false);
+	tick_usecs = 1000;
+	pthread_create(&ticker, NULL, ticker_thread, NULL);
+	first = !pthread_setschedparam(ticker, SCHED_FIFO, &param);
+
+	for (tries = 0; tries < MAX_TRIES && first && ticks <= 2 * CALLS; tries++) {
+		WRITE_ONCE(tick_usecs, look_at_all() / TICKS / 1000);
+		WRITE_ONCE(ticks, 0);
+		for (i = 0; i < CALLS; i++) {
+			WRITE_ONCE(calling, true);
+			look_at_all();
+			WRITE_ONCE(calling, false);
+		}
+	}
+
+	WRITE_ONCE(done, true);
+	pthread_join(ticker, NULL);
+	sched_setaffinity(0, sizeof(cpus), &cpus);
+	kvm_vm_free(vm);
+	munmap(mem.hva, LOOKED_AT);
+
+	if (!first) {
+		ksft_print_msg("no permission to go first\n");
+		return false;
+	}
+
+	ksft_print_msg("%lu ticks of %lu us in %d calls, %d tries\n", ticks, tick_usecs,
+		       CALLS, tries);
+	TEST_ASSERT(ticks > 2 * CALLS, "Only %lu ticks in %d calls", ticks, CALLS);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "clearing the log while pages are mapped loses no write", test_clear_vs_map },
 	{ "clearing the log while pages become writable loses no write", test_clear_vs_write },
+	{ "looking at much memory lets others run", test_yield },
 };
 
 int main(void)
