@@ -98,7 +98,12 @@ def _fill(work: Path, package: Package) -> None:
     (sources / HEADERS).write_text(_checksums(sources / "front"))
     shutil.copy(PACKAGING / "dkms.conf", work / "debian" / f"{NAME}.dkms")
     shutil.copy(PACKAGING / "modprobe.conf", work / "kvm-global-tdp.conf")
-    (work / "debian" / f"{NAME}.install").write_text("kvm-global-tdp.conf etc/modprobe.d\n")
+    installed = ["kvm-global-tdp.conf etc/modprobe.d"]
+    for when in ("postinst.d", "header_postinst.d"):
+        (work / when).mkdir()
+        shutil.copy(PACKAGING / "kernel-hook", work / when / "kvm-global-tdp")
+        installed.append(f"{when}/kvm-global-tdp etc/kernel/{when}")
+    (work / "debian" / f"{NAME}.install").write_text("\n".join(installed) + "\n")
     words = {
         "VERSION": package.version,
         "PATTERN": package.pattern,
@@ -107,7 +112,8 @@ def _fill(work: Path, package: Package) -> None:
         "MAINTAINER": Git(ROOT)("log", "-1", "--format=%an <%ae>").strip(),
         "DATE": email.utils.formatdate(),
     }
-    for path in (*(work / "debian").iterdir(), sources / "check-headers"):
+    hooks = work.glob("*postinst.d/*")
+    for path in (*(work / "debian").iterdir(), *hooks, sources / "check-headers"):
         if path.is_file():
             path.write_text(_replace(path.read_text(), words))
 
