@@ -201,10 +201,13 @@ class _System:
         self._note("refuse", "that ends with", f"status {status}", status == DKMS_SKIPPED)
         built = list((self.root / "usr/lib/modules" / other / "updates").rglob("*.ko*"))
         self._note("refuse", "nothing is built", f"{len(built)} files", not built)
-        status = self._kernel_installed(other)
-        self._note("refuse", "its upgrade goes on", f"status {status}", status == 0)
+        done = self._kernel_installed(other)
+        said = set(_lines(done, "kvm-global-tdp: "))
+        right = done.returncode == 0 and len(said) == 1 and self.package.kernel in str(said)
+        found = f"status {done.returncode}, {' '.join(said)}"
+        self._note("refuse", "its upgrade goes on", found, right)
 
-    def _kernel_installed(self, release: str) -> int:
+    def _kernel_installed(self, release: str) -> subprocess.CompletedProcess[str]:
         """What a kernel's package, and that of its headers, runs in the end."""
         for when in ("postinst.d", "header_postinst.d"):
             chosen = ("--regex=^(dkms|kvm-global-tdp)$", f"--arg={release}")
@@ -214,17 +217,18 @@ class _System:
             if done.returncode:
                 break
         (WORK / f"{self.release}-kernel.log").write_text(done.stdout)
-        return done.returncode
+        return done
 
     def _reinstalled(self) -> None:
         """The kernel's package is installed again, which takes DKMS's modules away."""
-        self._inside("/etc/kernel/prerm.d/dkms", self.kernel)
         updates = self.root / "usr/lib/modules" / self.kernel / "updates"
-        left = len(list(updates.rglob("kvm*.ko*")))
-        status = self._kernel_installed(self.kernel)
-        back = len(list(updates.rglob("kvm*.ko*")))
-        right = (left, status, back) == (0, 0, 3)
-        found = f"{left} modules, then {back}, status {status}"
+        counts = [len(list(updates.rglob("kvm*.ko*")))]
+        self._inside("/etc/kernel/prerm.d/dkms", self.kernel)
+        counts.append(len(list(updates.rglob("kvm*.ko*"))))
+        status = self._kernel_installed(self.kernel).returncode
+        counts.append(len(list(updates.rglob("kvm*.ko*"))))
+        right = counts == [3, 0, 3] and status == 0
+        found = f"status {status}, {' then '.join(map(str, counts))} modules"
         self._note("install", "comes back with a kernel installed again", found, right)
 
     def _make_disk(self) -> None:
