@@ -407,7 +407,7 @@ static void run_path(int rounds, double ticks_per_ns)
  * than one for large VMs only.  So the memory is in many memslots: each has page
  * tables of its own.
  */
-#define NR_ALIASES	16
+#define NR_ALIASES	64
 #define MAX_THREADS	8
 
 #define THREADS_PARAM	"/sys/module/kvm/parameters/global_tdp_threads"
@@ -496,7 +496,10 @@ static uint64_t populate_by_kernel(void)
 	spread_kernel_threads();
 	usleep(500000);
 
-	/* Reading one statistic, its place known, hardly takes a CPU from them. */
+	/*
+	 * Looking takes the CPU from them: do so rarely, for what takes some
+	 * 100 ms, and read but the one statistic, at its known place.
+	 */
 	read_stats_header(fd, &header);
 	descs = desc = read_stats_descriptors(fd, &header);
 	while (strcmp(desc->name, "tdp_populated_4k"))
@@ -505,7 +508,7 @@ static uint64_t populate_by_kernel(void)
 	start = now_ns();
 	populate_async(large_size);
 	do {
-		usleep(1000);
+		usleep(4000);
 		read_stat_data(fd, &header, desc, &populated, 1);
 	} while (populated < large_size / PAGE_SIZE);
 	start = now_ns() - start;
