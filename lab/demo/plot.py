@@ -29,8 +29,9 @@ def draw(outcome: Outcome, path: Path) -> None:
         _faults(below, pair)
     panels[0][0].set_ylabel("MiB mapped ahead of the vCPUs")
     panels[1][0].set_ylabel("stage-2 faults of the destination")
+    comma = ",\n" if len(found) == 1 else ", "
     figure.suptitle(
-        f"{outcome.mode} of a {outcome.mem_mib} MiB guest, kvm.global_tdp off and on",
+        f"{outcome.mode} of a {outcome.mem_mib} MiB guest{comma}kvm.global_tdp off and on",
         x=0.01,
         ha="left",
         fontweight="bold",
@@ -70,6 +71,7 @@ def _faults(panel: Axes, pair: Pair) -> None:
             ha="right",
             color=colour,
             fontweight="bold",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
         )
     panel.set(xlim=(0, WINDOW), ylim=(0, top * 1.15), xlabel="seconds after resume")
     _plain(panel)
