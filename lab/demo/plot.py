@@ -30,8 +30,10 @@ def draw(outcome: Outcome, path: Path) -> None:
     panels[0][0].set_ylabel("MiB mapped ahead of the vCPUs")
     panels[1][0].set_ylabel("stage-2 faults of the destination")
     comma = ",\n" if len(found) == 1 else ", "
+    by_qemu = any(pair.stock_qemu for pair in found)
+    switch = "-accel kvm,global-tdp" if by_qemu else "kvm.global_tdp"
     figure.suptitle(
-        f"{outcome.mode} of a {outcome.mem_mib} MiB guest{comma}kvm.global_tdp off and on",
+        f"{outcome.mode} of a {outcome.mem_mib} MiB guest{comma}{switch} off and on",
         x=0.01,
         ha="left",
         fontweight="bold",
