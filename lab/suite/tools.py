@@ -9,6 +9,7 @@ Only the standard library is imported, as starting takes long on an emulated CPU
 """
 
 import ctypes
+import errno
 import json
 import os
 import re
@@ -135,7 +136,7 @@ def perf() -> None:
 def _trace(
     tool: str, program: Sequence[str], *args: str
 ) -> tuple[dict[str, object], Counters, list[str]]:
-    """Return the maps of a tool, what KVM counted, and the lines printed meanwhile."""
+    """Return the maps of a tool, what KVM counted, and the lines of tool and program."""
     with tempfile.TemporaryDirectory() as directory:
         counts = Path(directory, "counted")
         child = " ".join(_watched(counts, program))
@@ -146,6 +147,7 @@ def _trace(
             raise AssertionError(f"{tool} ended with status {done.returncode}")
         maps: dict[str, object] = {}
         text = ""
+        others: list[str] = []
         for line in done.stdout.splitlines():
             try:
                 entry = json.loads(line)
@@ -156,8 +158,9 @@ def _trace(
             elif entry.get("type") in ("printf", "time"):
                 text += entry["data"]
             elif not entry.get("type"):
-                text += f"{line}\n"
-        return maps, json.loads(counts.read_text()), text.splitlines()
+                # The program's, maybe in the middle of a line of the tool's.
+                others.append(line)
+        return maps, json.loads(counts.read_text()), [*text.splitlines(), *others]
 
 
 def _watched(counts: Path, program: Sequence[str]) -> list[str]:
@@ -171,7 +174,8 @@ def _watch(file: Path, program: Sequence[str]) -> int:
     running = subprocess.Popen(program)
     while running.poll() is None:
         for name in _vms() - known - held.keys():
-            held[name] = _keep(name)
+            if (kept := _keep(name)) is not None:
+                held[name] = kept
         time.sleep(0.001)
     time.sleep(_FLUSHED)
     counters: Counters = {}
@@ -187,16 +191,16 @@ def _vms() -> set[str]:
     return {path.name for path in _DEBUGFS.iterdir() if "-" in path.name}
 
 
-def _keep(name: str) -> int:
-    """Get hold of another process's VM; debugfs calls it PID-FD."""
+def _keep(name: str) -> int | None:
+    """Get hold of another process's VM; debugfs calls it PID-FD, even just before it is."""
     pid, _, fd = name.partition("-")
     process = os.pidfd_open(int(pid))
     libc = ctypes.CDLL(None, use_errno=True)
     got = libc.syscall(_PIDFD_GETFD, process, int(fd), 0)
     os.close(process)
-    if got < 0:
+    if got < 0 and ctypes.get_errno() != errno.EBADF:
         raise OSError(ctypes.get_errno(), f"pidfd_getfd of VM {name}")
-    return got
+    return got if got >= 0 else None
 
 
 def _snapshot() -> str:
