@@ -464,35 +464,12 @@ static bool test_kill(void)
 	return true;
 }
 
-/* The number of this process's threads that are followers. */
-static int nr_followers(void)
-{
-	char path[64], name[32];
-	struct dirent *entry;
-	int nr = 0;
-	FILE *file;
-	DIR *dir;
-
-	dir = opendir("/proc/self/task");
-	TEST_ASSERT(dir, "No /proc/self/task");
-	while ((entry = readdir(dir))) {
-		snprintf(path, sizeof(path), "/proc/self/task/%.20s/comm", entry->d_name);
-		file = fopen(path, "r");
-		if (!file)
-			continue;
-		if (fscanf(file, "%31s", name) == 1)
-			nr += !strcmp(name, "kvm-gtdp");
-		fclose(file);
-	}
-	closedir(dir);
-	return nr;
-}
-
 /* Close all that keeps the VM, while it is populated by threads. */
 static void closing_vmm(void)
 {
 	struct guest_random_state rng = new_guest_random_state(getpid());
 	pthread_t threads[NR_POPULATORS];
+	pid_t follower;
 	struct kvm_populate_memory range = {
 		.gpa = GTDP_GPA,
 		.size = MEM_SIZE,
@@ -509,7 +486,7 @@ static void closing_vmm(void)
 	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
 
 	usleep(guest_random_u32(&rng) % 30000);
-	TEST_ASSERT_EQ(nr_followers(), 1);
+	TEST_ASSERT_EQ(gtdp_kernel_threads(&follower, 1), 1);
 
 	r = munmap(env.vcpu->run, __kvm_ioctl(env.vm->kvm_fd, KVM_GET_VCPU_MMAP_SIZE, NULL));
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("munmap()", r));
@@ -519,10 +496,13 @@ static void closing_vmm(void)
 	for (i = 0; i < NR_POPULATORS; i++)
 		pthread_join(threads[i], NULL);
 
-	/* While this process, and the memory, are still there. */
-	while (has_vm(getpid()) || charged("sec_pagetables"))
+	/*
+	 * While this process, and the memory, are still there.  The follower has
+	 * been stopped, but may be about to exit yet.
+	 */
+	while (has_vm(getpid()) || charged("sec_pagetables") ||
+	       gtdp_kernel_threads(&follower, 1))
 		usleep(1000);
-	TEST_ASSERT_EQ(nr_followers(), 0);
 	for (i = 0; i < NR_TABLES; i++)
 		gtdp_check(env.mem.hva + i * SZ_2M, 1, HOST_TAG + i * GTDP_REGION_PAGES);
 	_exit(0);

@@ -486,36 +486,20 @@ static void populate_async(uint64_t size)
 
 static uint64_t populate_by_kernel(void)
 {
-	struct kvm_stats_desc *descs, *desc;
-	struct kvm_stats_header header;
-	int fd = vm_get_stats_fd(vm);
-	uint64_t start, populated;
+	uint64_t start;
 
 	/* The first call creates the threads, which look again, ever more rarely. */
 	populate_async(SZ_2M);
 	spread_kernel_threads();
 	usleep(500000);
 
-	/*
-	 * Looking takes the CPU from them: do so rarely, for what takes some
-	 * 100 ms, and read but the one statistic, at its known place.
-	 */
-	read_stats_header(fd, &header);
-	descs = desc = read_stats_descriptors(fd, &header);
-	while (strcmp(desc->name, "tdp_populated_4k"))
-		desc = (void *)desc + get_stats_descriptor_size(&header);
-
 	start = now_ns();
 	populate_async(large_size);
-	do {
+	/* Looking takes the CPU from them: do so rarely, for what takes some 100 ms. */
+	while (vm_get_stat(vm, "tdp_populated_4k") < large_size / PAGE_SIZE)
 		usleep(4000);
-		read_stat_data(fd, &header, desc, &populated, 1);
-	} while (populated < large_size / PAGE_SIZE);
-	start = now_ns() - start;
 
-	free(descs);
-	close(fd);
-	return start;
+	return now_ns() - start;
 }
 
 static void run_populate(const char *who, uint64_t (*populate)(void), int rounds)
