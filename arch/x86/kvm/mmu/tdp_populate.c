@@ -263,6 +263,20 @@ static noinline unsigned int make_plain(struct kvm_tdp_populate *p, u64 *spt,
 	return nr;
 }
 
+/* Leave out PTEs for as long as they are absent, and return how many were. */
+static noinline unsigned int make_absent(u64 *spt, const pte_t *ptep, unsigned long nr)
+{
+	unsigned long i;
+
+	for (i = 0; i < nr; i++) {
+		if (native_pte_val(READ_ONCE(ptep[i])) & _PAGE_PRESENT)
+			break;
+		spt[i] = SHADOW_NONPRESENT_VALUE;
+	}
+
+	return i;
+}
+
 /*
  * Fill [@start, @end) of a page table that no one else can see yet: plain
  * stores are enough, the compare-exchange that links it orders them.
@@ -274,7 +288,7 @@ static unsigned int fill_new_table(struct kvm_tdp_populate *p,
 {
 	unsigned long hva = __gfn_to_hva_memslot(p->slot, start);
 	unsigned int i = start & (SPTE_ENT_PER_PAGE - 1);
-	unsigned int j, stop = i + (end - start);
+	unsigned int j, n, stop = i + (end - start);
 	unsigned int nr_absent = 0;
 	struct host_mapping m;
 	unsigned long flags;
@@ -288,8 +302,12 @@ static unsigned int fill_new_table(struct kvm_tdp_populate *p,
 		m = host_mapping(p->kvm, hva, stop - i);
 
 		for (j = 0; j < m.nr; j++) {
-			if (m.ptep)
+			if (m.ptep) {
+				n = make_absent(spt + i + j, m.ptep + j, m.nr - j);
+				nr_absent += n;
+				j += n;
 				j += make_plain(p, spt + i + j, m.ptep + j, m.nr - j);
+			}
 			if (j == m.nr)
 				break;
 
@@ -328,15 +346,17 @@ static void make_writable_again(const struct kvm_memory_slot *slot, u64 *sptep,
 
 /*
  * Fill holes whose PTEs are plain, up to the first SPTE that is neither present
- * and writable nor a plain hole.  Returns the number of SPTEs that were passed.
+ * and writable nor a hole whose PTE is plain or absent.  Returns the number of
+ * SPTEs that were passed.
  */
 static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *spt,
 					      const pte_t *ptep, unsigned long nr,
-					      unsigned int *installed)
+					      unsigned int *installed,
+					      unsigned int *nr_absent)
 {
 	const u64 plain = p->plain_pte, template = p->template[1];
 	const u64 pfn_mask = PTE_PFN_MASK;
-	unsigned long left, present = 0;
+	unsigned long left, present = 0, absent = 0;
 
 	for (left = nr; left; left--, spt++, ptep++) {
 		u64 old_spte = READ_ONCE(*spt), pte;
@@ -348,13 +368,20 @@ static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *s
 			continue;
 		}
 
-		pte = native_pte_val(READ_ONCE(*ptep)) ^ plain;
+		pte = native_pte_val(READ_ONCE(*ptep));
+		if (!(pte & _PAGE_PRESENT)) {
+			absent++;
+			continue;
+		}
+
+		pte ^= plain;
 		if (unlikely(pte & HOST_PTE_CHECKED) ||
 		    !try_cmpxchg64(spt, &old_spte, (pte & pfn_mask) | template))
 			break;
 	}
 
-	*installed += nr - left - present;
+	*installed += nr - left - present - absent;
+	*nr_absent += absent;
 	return nr - left;
 }
 
@@ -387,7 +414,7 @@ static unsigned int fill_holes(struct kvm_tdp_populate *p,
 
 			if (m.ptep)
 				j += fill_plain_holes(p, spt + i + j, m.ptep + j,
-						      m.nr - j, installed);
+						      m.nr - j, installed, &nr_absent);
 			if (j == m.nr)
 				break;
 
@@ -577,8 +604,8 @@ static int populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 			return nr;
 	}
 
-	/* Don't build page tables above, or for, nothing. */
-	if (!child && !host_has_any(p, r))
+	/* Don't build page tables above, or for, nothing; nor look at each hole. */
+	if (!host_has_any(p, r))
 		return 0;
 
 	ret = check_vma(p, __gfn_to_hva_memslot(p->slot, r->first),
