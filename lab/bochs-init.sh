@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# /init of the machine that lab.bochs starts: load KVM, run the commands one by one.
+# /init of the machine that lab.bochs starts: load what is to be, run the commands one by one.
 /bin/busybox --install -s /bin
 export PATH=/bin HOME=/
 mount -t proc proc /proc
@@ -11,8 +11,6 @@ mkdir -p /dev/shm /sys/fs/cgroup
 mount -t tmpfs tmp /dev/shm
 mount -t tmpfs tmp /tmp
 mount -t cgroup2 cgroup /sys/fs/cgroup
-. /lab/job
-
 load() { # file, parameters
 	message=$(insmod "$@" 2>&1) && return
 	echo "lab: failure: $(basename "$1") does not load: $message"
@@ -20,11 +18,7 @@ load() { # file, parameters
 }
 
 echo 'lab: begin' >/dev/kmsg
-load /lab/irqbypass.ko
-# shellcheck disable=SC2086,SC2154
-load /lab/kvm.ko $kvm_params
-# shellcheck disable=SC2086,SC2154
-load /lab/kvm-intel.ko $kvm_intel_params
+. /lab/load
 for command in /lab/command.*; do
 	echo "lab: run ${command##*.}"
 	sh "$command" </dev/null 2>&1

@@ -7,32 +7,48 @@
 Bochs has one CPU, no virtio and no host files: what runs there goes into an initramfs,
 programs at the paths they have below the root of the repository. The boot takes
 minutes, so one boot runs a list of commands, each in a busybox shell.
+
+It is that of Debian 13, unpacked into build/bochs and run with the C library it came with:
+with page modification logging (PML), that of Debian 12 logs addresses of bytes, not of
+pages, of each of which KVM warns.
 """
 
 import os
 import pty
 import re
-import shlex
 import shutil
 import subprocess
 import threading
 import time
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lab import boot, debian, params, shell, splat
-from lab.debian import Kernel
+from lab import boot, debian, mirror, params, shell, splat
 from lab.error import LabError
-from lab.paths import ROOT
+from lab.paths import BUILD, ROOT
+
+RELEASE = "trixie"
+INSTALLED = BUILD / "bochs"
+_PACKAGES = "bochs,bochs-term,bochsbios,vgabios"
+_LIBRARIES = INSTALLED / "usr/lib/x86_64-linux-gnu"
+_SHARED = INSTALLED / "usr/share"
+_PROGRAM = (
+    *(_LIBRARIES / "ld-linux-x86-64.so.2", "--library-path", _LIBRARIES),
+    INSTALLED / "usr/bin/bochs-bin",
+)
+_ENVIRONMENT = {"TERM": "xterm", "LTDL_LIBRARY_PATH": f"{_LIBRARIES}/bochs/plugins"}
+
+KVM_INTEL = "enable_apicv=0"
+"""Bochs has posted interrupts, but does not take KVM's descriptor of them."""
 
 SETTINGS = """\
 megs: {mem}
 cpu: model=corei7_skylake_x, ips=50000000
 clock: sync=none
-romimage: file=/usr/share/bochs/BIOS-bochs-latest
-vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
+romimage: file={shared}/bochs/BIOS-bochs-latest
+vgaromimage: file={shared}/bochs/VGABIOS-lgpl-latest
 ata0-master: type=cdrom, path=disc.iso, status=inserted
 boot: cdrom
 com1: enabled=1, mode=file, dev=console
@@ -46,7 +62,7 @@ default linux
 prompt 0
 label linux
 kernel /vmlinuz
-append initrd=/initrd console=ttyS0,115200 rdinit=/init nokaslr tsc=reliable panic=-1
+append initrd=/initrd console=ttyS0,115200 rdinit=/init nokaslr tsc=reliable panic=-1 {params}
 """
 LOADER_FILES = ("/usr/lib/ISOLINUX/isolinux.bin", "/usr/lib/syslinux/modules/bios/ldlinux.c32")
 _SCREEN = re.compile(rb'connected to screen "(/dev/pts/\d+)"')
@@ -67,9 +83,9 @@ def run(
     commands: Sequence[str],
     programs: Sequence[Path],
     params: str = "",
-    intel_params: str = "",
     *,
     stock: bool = False,
+    image: Path | None = None,
     timeout: float = 1800,
     mem: int = 2048,
 ) -> list[Outcome]:
@@ -77,13 +93,15 @@ def run(
 
     `programs` are static and under the root of the repository. `mem` is in MiB. A
     command that did not end in `timeout` seconds, and those after it, are TIMED_OUT.
+    `image` is a kernel with KVM built in, to boot instead of Debian's.
     """
+    _install()
     directory = boot.new_directory()
-    kernel = debian.kernel()
-    wanted = f"{params} {' '.join(f'kvm_intel.{each}' for each in intel_params.split())}"
-    _make_initramfs(directory, kernel, commands, programs, wanted, stock=stock)
-    _make_disc(directory, kernel)
-    (directory / "bochsrc").write_text(SETTINGS.format(mem=mem))
+    wanted = f"kvm_intel.{KVM_INTEL} {params}"
+    modules = {} if image else _modules(wanted, stock=stock)
+    _make_initramfs(directory, modules, commands, programs)
+    _make_disc(directory, image or debian.kernel().image, wanted if image else "")
+    (directory / "bochsrc").write_text(SETTINGS.format(mem=mem, shared=_SHARED))
     (directory / "debugger").write_text("c\n")
     marks = _power_on(directory, timeout)
     if not (directory / "console").exists():
@@ -97,14 +115,36 @@ def run(
     return list(_outcomes(commands, console, marks))
 
 
+def _install() -> None:
+    if INSTALLED.exists():
+        return
+    scratch = INSTALLED.with_suffix(".tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    with shell.console.status(f"Unpacking Bochs of {RELEASE}"):
+        shell.output(
+            *("mmdebstrap", "--variant=extract", f"--include={_PACKAGES}"),
+            *("--aptopt=APT::Install-Recommends false", "--aptopt=Acquire::Retries 3"),
+            *(RELEASE, scratch),
+            *mirror.sources(RELEASE),
+        )
+    scratch.rename(INSTALLED)
+
+
+def _modules(wanted: str, *, stock: bool) -> dict[Path, str]:
+    """Return KVM's modules, in the order to load them, with their parameters."""
+    kernel = debian.kernel()
+    chosen = params.split(wanted, kernel, stock=stock)
+    found = {kernel.modules / "kernel/virt/lib/irqbypass.ko.xz": ""}
+    for owner in ("kvm", "kvm_intel"):
+        found[params.module(kernel, owner, stock=stock)] = chosen[owner]
+    return found
+
+
 def _make_initramfs(
     directory: Path,
-    kernel: Kernel,
+    modules: Mapping[Path, str],
     commands: Sequence[str],
     programs: Sequence[Path],
-    wanted: str,
-    *,
-    stock: bool,
 ) -> None:
     root = directory / "root"
     for name in ("bin", "lab", "proc", "sys", "dev", "tmp"):
@@ -112,12 +152,10 @@ def _make_initramfs(
     shutil.copy("/bin/busybox", root / "bin")
     shutil.copy(ROOT / "lab/bochs-init.sh", root / "init")
     (root / "init").chmod(0o755)
-    _copy_module(kernel.modules / "kernel/virt/lib/irqbypass.ko.xz", root / "lab")
-    for owner in ("kvm", "kvm_intel"):
-        _copy_module(params.module(kernel, owner, stock=stock), root / "lab")
-    chosen = params.split(wanted, kernel, stock=stock)
-    job = (f"{owner}_params={shlex.quote(given)}\n" for owner, given in chosen.items())
-    (root / "lab/job").write_text("".join(job))
+    loads = []
+    for module, chosen in modules.items():
+        loads.append(f"load /lab/{_copy_module(module, root / 'lab')} {chosen}\n")
+    (root / "lab/load").write_text("".join(loads))
     for number, command in enumerate(commands):
         (root / f"lab/command.{number:03}").write_text(command + "\n")
     for program in programs:
@@ -129,25 +167,26 @@ def _make_initramfs(
     shutil.rmtree(root)
 
 
-def _copy_module(source: Path, into: Path) -> None:
+def _copy_module(source: Path, into: Path) -> str:
     if source.suffix == ".xz":
         content = subprocess.run(["xz", "-dc", source], capture_output=True, check=True).stdout
         (into / source.stem).write_bytes(content)
-    else:
-        shutil.copy(source, into)
+        return source.stem
+    shutil.copy(source, into)
+    return source.name
 
 
-def _make_disc(directory: Path, kernel: Kernel) -> None:
+def _make_disc(directory: Path, image: Path, params: str) -> None:
     disc = directory / "disc"
     disc.mkdir()
     for file in LOADER_FILES:
         shutil.copy(file, disc)
-    (disc / "isolinux.cfg").write_text(LOADER)
-    shutil.copy(kernel.image, disc / "vmlinuz")
+    (disc / "isolinux.cfg").write_text(LOADER.format(params=params))
+    shutil.copy(image, disc / "vmlinuz")
     (directory / "initrd").rename(disc / "initrd")
-    image = directory / "disc.iso"
+    iso = directory / "disc.iso"
     shell.output(
-        "xorriso", "-as", "mkisofs", "-quiet", "-o", image, *ISO, "-boot-info-table", disc
+        "xorriso", "-as", "mkisofs", "-quiet", "-o", iso, *ISO, "-boot-info-table", disc
     )
     shutil.rmtree(disc)
 
@@ -159,9 +198,9 @@ def _power_on(directory: Path, timeout: float) -> list[float]:
     """
     ours, its = pty.openpty()
     machine = subprocess.Popen(
-        ["bochs", "-q", "-f", "bochsrc", "-rc", "debugger"],
+        [*_PROGRAM, "-q", "-f", "bochsrc", "-rc", "debugger"],
         cwd=directory,
-        env={**os.environ, "TERM": "xterm"},
+        env={**os.environ, **_ENVIRONMENT},
         stdin=its,
         stdout=its,
         stderr=its,

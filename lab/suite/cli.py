@@ -27,9 +27,6 @@ OFF, ON = "global_tdp=0", "global_tdp=1"
 STOCK = "stock modules"
 
 _EPT_SECONDS = 2400
-_EPT_PARAMS = "kvm_intel.pml=0"
-"""Bochs logs unaligned addresses with PML, and KVM warns of each, with stock modules, too."""
-
 _EPT_TIMEOUT = 60
 """Seconds of the guest, of which one takes Bochs some twenty."""
 
@@ -149,9 +146,9 @@ def _npt(params: str, wanted: Sequence[str]) -> Step:
 
 def _ept(params: str, wanted: Sequence[str]) -> Step:
     def step(part: Part) -> None:
-        chosen = [*tests.ours(wanted), *tests.variants("ept", wanted)]
+        chosen = [*tests.ours(wanted), *tests.variants("ept", wanted), *tests.pml(wanted)]
         chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
-        done = machine.on_ept(chosen, f"{params} {_EPT_PARAMS}", _EPT_SECONDS)
+        done = machine.on_ept(chosen, params, _EPT_SECONDS)
         part.outcomes += [*done.outcomes.values(), *done.splats]
 
     return step

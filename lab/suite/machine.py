@@ -121,12 +121,14 @@ def _complaint(text: str, console: str, times: int) -> Outcome:
     return Outcome(name, State.FAILED, reason=reason, output=head)
 
 
-def on_ept(tests: Sequence[Test], params: str, timeout: float) -> Report:
-    """Run the tests on Bochs, `timeout` seconds for all."""
+def on_ept(
+    tests: Sequence[Test], params: str, timeout: float, image: Path | None = None
+) -> Report:
+    """Run the tests on Bochs, `timeout` seconds for all; `image` as for lab.bochs."""
     commands = [_timed(test) for test in tests]
     programs = [Path(word) for test in tests for word in test.argv if _is_program(word)]
     report = Report()
-    results = bochs.run(commands, programs, params, timeout=timeout)
+    results = bochs.run(commands, programs, params, timeout=timeout, image=image)
     for test, result in zip(tests, results, strict=True):
         ended = {boot.COMPLAINED: 0, **dict.fromkeys(_KILLED)}
         status = ended.get(result.status, result.status)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from lab import delay, selftests
+from lab import bochs, delay, selftests
 from lab.error import LabError
 from lab.paths import ROOT, SELFTESTS, VENV_BIN
 from lab.suite.tools import names
@@ -51,8 +51,8 @@ _VARIANTS = {
     ),
     "ept": (
         "eptad=0",
-        "rmmod kvm_intel && insmod /lab/kvm-intel.ko eptad=0 && "
-        '"$0"; s=$?; rmmod kvm_intel; insmod /lab/kvm-intel.ko pml=0; exit $s',
+        f"rmmod kvm_intel && insmod /lab/kvm-intel.ko {bochs.KVM_INTEL} eptad=0 && "
+        f'"$0"; s=$?; rmmod kvm_intel; insmod /lab/kvm-intel.ko {bochs.KVM_INTEL}; exit $s',
         ("populate", "dirty"),
     ),
 }
@@ -118,6 +118,17 @@ def variants(backend: str, wanted: Sequence[str] = ()) -> list[Test]:
         replace(test, name=f"{test.name}, {title}", argv=("sh", "-c", script, *test.argv))
         for test in ours()
         if test.name in chosen and (not wanted or test.name in wanted)
+    ]
+
+
+def pml(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return whether PML is on, and the kernel's own tests of it, on EPT."""
+    if wanted:
+        return []
+    modes = (("-M", "dirty-log", "-i", "4"), ("-M", "clear-log", "-i", "4"), _DIRTY_RING)
+    return [
+        Test("PML is on", ("grep", "Y", "/sys/module/kvm_intel/parameters/pml")),
+        *(_test("dirty_log_test", *mode) for mode in modes),
     ]
 
 
