@@ -288,8 +288,8 @@ static unsigned int fill_new_table(struct kvm_tdp_populate *p,
 {
 	unsigned long hva = __gfn_to_hva_memslot(p->slot, start);
 	unsigned int i = start & (SPTE_ENT_PER_PAGE - 1);
-	unsigned int j, n, stop = i + (end - start);
-	unsigned int nr_absent = 0;
+	unsigned int stop = i + (end - start);
+	unsigned int nr_absent = 0, j, n;
 	struct host_mapping m;
 	unsigned long flags;
 	gfn_t gfn = start;
@@ -344,19 +344,32 @@ static void make_writable_again(const struct kvm_memory_slot *slot, u64 *sptep,
 		try_cmpxchg64(sptep, &old_spte, old_spte | PT_WRITABLE_MASK);
 }
 
+/* Pass by holes for as long as their PTEs are absent, return how many were. */
+static noinline unsigned int pass_absent(const u64 *spt, const pte_t *ptep,
+					 unsigned long nr)
+{
+	unsigned long i;
+
+	for (i = 0; i < nr; i++) {
+		if (READ_ONCE(spt[i]) != SHADOW_NONPRESENT_VALUE ||
+		    native_pte_val(READ_ONCE(ptep[i])) & _PAGE_PRESENT)
+			break;
+	}
+
+	return i;
+}
+
 /*
  * Fill holes whose PTEs are plain, up to the first SPTE that is neither present
- * and writable nor a hole whose PTE is plain or absent.  Returns the number of
- * SPTEs that were passed.
+ * and writable nor a plain hole.  Returns the number of SPTEs that were passed.
  */
 static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *spt,
 					      const pte_t *ptep, unsigned long nr,
-					      unsigned int *installed,
-					      unsigned int *nr_absent)
+					      unsigned int *installed)
 {
 	const u64 plain = p->plain_pte, template = p->template[1];
 	const u64 pfn_mask = PTE_PFN_MASK;
-	unsigned long left, present = 0, absent = 0;
+	unsigned long left, present = 0;
 
 	for (left = nr; left; left--, spt++, ptep++) {
 		u64 old_spte = READ_ONCE(*spt), pte;
@@ -368,20 +381,13 @@ static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *s
 			continue;
 		}
 
-		pte = native_pte_val(READ_ONCE(*ptep));
-		if (!(pte & _PAGE_PRESENT)) {
-			absent++;
-			continue;
-		}
-
-		pte ^= plain;
+		pte = native_pte_val(READ_ONCE(*ptep)) ^ plain;
 		if (unlikely(pte & HOST_PTE_CHECKED) ||
 		    !try_cmpxchg64(spt, &old_spte, (pte & pfn_mask) | template))
 			break;
 	}
 
-	*installed += nr - left - present - absent;
-	*nr_absent += absent;
+	*installed += nr - left - present;
 	return nr - left;
 }
 
@@ -398,7 +404,7 @@ static unsigned int fill_holes(struct kvm_tdp_populate *p,
 	unsigned long hva = __gfn_to_hva_memslot(p->slot, start);
 	unsigned int i = start & (SPTE_ENT_PER_PAGE - 1);
 	unsigned int stop = i + (end - start);
-	unsigned int nr_absent = 0, j;
+	unsigned int nr_absent = 0, j, n;
 	struct host_mapping m;
 	unsigned long flags;
 	gfn_t gfn = start;
@@ -412,9 +418,13 @@ static unsigned int fill_holes(struct kvm_tdp_populate *p,
 		for (j = 0; j < m.nr; j++) {
 			u64 old_spte, spte;
 
-			if (m.ptep)
+			if (m.ptep) {
+				n = pass_absent(spt + i + j, m.ptep + j, m.nr - j);
+				nr_absent += n;
+				j += n;
 				j += fill_plain_holes(p, spt + i + j, m.ptep + j,
-						      m.nr - j, installed, &nr_absent);
+						      m.nr - j, installed);
+			}
 			if (j == m.nr)
 				break;
 
