@@ -56,9 +56,9 @@ fuzz: build/.setup ## hand random and hostile arguments to capability and ioctl 
 test-broken: build/.setup ## break each promise of the series in turn, see a test notice [ARGS='--only uffd']
 	@$(lab) test-broken $(ARGS)
 
-test-debug: build/.setup ## the series' tests under lockdep, KASAN, failing allocations, kmemleak [DEBUG=kcsan BACKEND TESTS]
+test-debug: build/.setup ## the series' tests under lockdep, KASAN, failing allocations, kmemleak [DEBUG=kcsan BACKEND STOCK TESTS]
 	@$(lab) test-debug --kind $(or $(DEBUG),lockdep) --tests "$$TESTS" \
-		$(if $(BACKEND),--backend $(BACKEND))
+		$(if $(BACKEND),--backend $(BACKEND)) $(if $(STOCK),--stock)
 
 test-tools: build/.setup ## run the bpftrace tools on stock modules and ours, check what they count
 	@$(lab) test --only tools

@@ -19,6 +19,10 @@ load() { # file, parameters
 
 echo 'lab: begin' >/dev/kmsg
 . /lab/load
+if [ -e /dev/zram0 ]; then
+	echo 256M >/sys/block/zram0/disksize
+	mkswap /dev/zram0 >/dev/null && swapon /dev/zram0
+fi
 for command in /lab/command.*; do
 	echo "lab: run ${command##*.}"
 	sh "$command" </dev/null 2>&1

@@ -131,10 +131,13 @@ def _install() -> None:
 
 
 def _modules(wanted: str, *, stock: bool) -> dict[Path, str]:
-    """Return KVM's modules, in the order to load them, with their parameters."""
+    """Return modules, of swap space and of KVM, in the order to load them; parameters."""
     kernel = debian.kernel()
     chosen = params.split(wanted, kernel, stock=stock)
-    found = {kernel.modules / "kernel/virt/lib/irqbypass.ko.xz": ""}
+    where = ("-d", kernel.root, "-S", kernel.release)
+    needed = shell.output("/sbin/modprobe", *where, "--show-depends", "zram").splitlines()
+    found = {Path(line.split()[1]): "" for line in needed}
+    found[kernel.modules / "kernel/virt/lib/irqbypass.ko.xz"] = ""
     for owner in ("kvm", "kvm_intel"):
         found[params.module(kernel, owner, stock=stock)] = chosen[owner]
     return found

@@ -1,7 +1,8 @@
-"""make test-debug: a debug kernel of build/linux, and the series' tests in it.
+"""make test-debug: a debug kernel of build/linux, and tests of the series and KVM's own in it.
 
 The kernel is whole, with KVM built in, from tinyconfig and the fragments beside this
-file; it is built in build/debug/NAME and never installed.
+file; it is built in build/debug/NAME and never installed. For comparison there is one
+without the series, in NAME-stock, which runs KVM's own tests only.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from lab import boot, selftests, shell, splat, tree
 from lab.error import LabError
+from lab.git import BASE, Git
 from lab.paths import BUILD, LINUX, ROOT, VENV_BIN
 from lab.shell import console
 from lab.suite import machine, tests
@@ -27,13 +29,28 @@ _BOOT = ("--disable-kvm", "--verbose", "--force-9p", "--user", "root", "--rwdir"
 _TIMES = 5
 """How much slower than the stock kernel a test may be."""
 
+_CHURN = "global_tdp_churn_test"
 _STRESS = 60
 """Seconds of `make stress`'s test at the end."""
+_ROUNDS = 3
+"""Of it, on EPT: a round takes eight threads of a debug kernel on Bochs' one CPU minutes."""
 
 _LEAKS = """\
 leaks=/sys/kernel/debug/kmemleak; test -e $leaks || exit 4
 echo scan >$leaks; sleep 6; echo scan >$leaks; ! grep -B 20 -E 'kvm|gtdp|tdp_mmu' $leaks"""
 """An object counts once it was seen unreferenced, and is old enough, in two scans."""
+
+_KVM_OWN = (
+    "access_tracking_perf_test",
+    "demand_paging_test",
+    "dirty_log_perf_test",
+    "kvm_page_table_test",
+    "memslot_modification_stress_test",
+    "pre_fault_memory_test",
+    "set_memory_region_test",
+    "x86_64/smm_test",
+)
+"""Of KVM's own tests, those of memory that end within their time in a debug kernel."""
 
 _LINE = re.compile(r"^(?:# )?(CONFIG_\w+)(?:=(.*)| is not set)$")
 
@@ -43,52 +60,67 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="what to look for")
     parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
     parser.add_argument("--backend", choices=("npt", "ept"), help="default both")
+    parser.add_argument("--stock", action="store_true", help="the kernel without the series")
     parser.add_argument("--timeout", type=float, default=5400, help="seconds of each boot")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build the kernel and the tests, run them on NPT and EPT; 1 if any failed."""
-    wanted = tests.ours(args.tests.split()) if args.tests else None
-    image = build(args.kind)
+    image = build(args.kind, stock=args.stock)
     selftests.build()
-    chosen = [
-        *(wanted or [*tests.ours(), _stress()]),
-        tests.Test("no leak", ("sh", "-c", _LEAKS)),
-    ]
+    ours = tests.ours(args.tests.split())
+    own = [] if args.tests else tests.stock(_KVM_OWN)
+    leaks = tests.Test("no leak", ("sh", "-c", _LEAKS))
+    if args.stock:
+        return 1 if _run(image, [*own, leaks], f"stock {args.kind}", "", args.timeout) else 0
+    if not args.tests:
+        own += [_churn(test, "-t", _STRESS) for test in ours if test.name == _CHURN]
     failed = 0
     if args.backend != "ept":
-        for value in (1, 0):
-            failed += _run(image, chosen, args.kind, value, args.timeout)
+        for param in ("kvm.global_tdp=1", "kvm.global_tdp=0"):
+            failed += _run(image, [*ours, *own, leaks], args.kind, param, args.timeout)
     if args.backend != "npt":
-        failed += _run_on_ept(image, chosen, args.kind, args.timeout)
+        brief = [_churn(test, "-i", _ROUNDS) if test.name == _CHURN else test for test in ours]
+        failed += _run_on_ept(image, [*brief, leaks], args.kind, args.timeout)
     return 1 if failed else 0
 
 
-def _stress() -> tests.Test:
-    (churn,) = tests.ours(["global_tdp_churn_test"])
-    argv = (*churn.argv, "-t", str(_STRESS))
-    return replace(churn, name=f"stress, {_STRESS} s", argv=argv)
+def _churn(test: tests.Test, option: str, number: int) -> tests.Test:
+    """Return the test that is the stress, too, of another length."""
+    name = f"{test.name} {option} {number}"
+    return replace(test, name=name, argv=(*test.argv, option, str(number)))
 
 
-def build(kind: str) -> Path:
+def build(kind: str, *, stock: bool) -> Path:
     """Return the image of the debug kernel, brought up to date with build/linux."""
     tree.ensure()
-    output = BUILD / "debug" / kind
+    output = BUILD / "debug" / (f"{kind}-stock" if stock else kind)
     output.mkdir(parents=True, exist_ok=True)
-    make = ("make", "-C", LINUX, f"O={output}", "ARCH=x86", "-j2")
+    source = _stock_source() if stock else LINUX
+    make = ("make", "-C", source, f"O={output}", "ARCH=x86", "-j2")
     compiler = "gcc-12"
     if shutil.which("ccache"):
         compiler = f"ccache {compiler}"
     fragments = [_FRAGMENTS / f"{name}.config" for name in ("base", kind)]
-    with console.status(f"Building the {kind} kernel"):
+    with console.status(f"Building the {kind} kernel, some 20 minutes of a CPU"):
         if not (output / ".config").exists():
             shell.output(*make, "tinyconfig")
-            merge = (LINUX / "scripts/kconfig/merge_config.sh", "-m", "-O", output)
-            shell.output(*merge, output / ".config", *fragments, cwd=LINUX)
+            merge = (source / "scripts/kconfig/merge_config.sh", "-m", "-O", output)
+            shell.output(*merge, output / ".config", *fragments, cwd=source)
         shell.output(*make, "olddefconfig")
         _check(output / ".config", fragments)
         shell.build("debug", *make, f"CC={compiler}", "KBUILD_BUILD_TIMESTAMP=@0", "bzImage")
     return output / "arch/x86/boot/bzImage"
+
+
+def _stock_source() -> Path:
+    """Return a tree of the source that the series is for."""
+    source = BUILD / "debug" / "stock-source"
+    git = Git(LINUX)
+    if not (LINUX / ".git" / "worktrees" / source.name).exists():
+        shutil.rmtree(source, ignore_errors=True)
+        git("worktree", "add", "-q", "--detach", source, BASE)
+    return source
 
 
 def _check(config: Path, fragments: list[Path]) -> None:
@@ -108,14 +140,14 @@ def _options(path: Path) -> dict[str, str]:
     return {match[1]: match[2] or "n" for match in found if match}
 
 
-def _run(image: Path, chosen: list[tests.Test], kind: str, value: int, timeout: float) -> int:
+def _run(image: Path, chosen: list[tests.Test], kind: str, param: str, timeout: float) -> int:
     """Run tests in one boot; return the number of failures."""
-    console.print(f"[bold]{kind} kernel, global_tdp={value}[/]")
+    console.print(f"[bold]{kind} kernel {param}[/]")
     directory = boot.new_directory()
     (directory / "command").write_text(_script(directory, chosen))
     command = [
         *(VENV_BIN / "vng", "--run", image, *_BOOT, "--cpus", "2", "--memory", "4G"),
-        *(f"--qemu-opts=-cpu max {boot.IN_TURNS}", "--append", f"kvm.global_tdp={value}"),
+        *(f"--qemu-opts=-cpu max {boot.IN_TURNS}", "--append", f"kvm.tdp_mmu=1 {param}"),
         *("--", f"bash {shlex.quote(str(directory / 'command'))}"),
     ]
     with (directory / "output").open("wb") as output:
@@ -127,6 +159,8 @@ def _script(directory: Path, chosen: list[tests.Test]) -> str:
     status = shlex.quote(str(directory / "status"))
     lines = [f"cd {shlex.quote(str(ROOT))}", f"echo '{splat.BEGIN}' >/dev/kmsg"]
     lines.append("mount -t debugfs none /sys/kernel/debug 2>/dev/null")
+    lines.append("echo 256M >/sys/block/zram0/disksize")
+    lines.append("mkswap -q /dev/zram0 && swapon /dev/zram0")
     for test in chosen:
         program = shlex.join(test.argv)
         limit = f"timeout -s KILL {test.timeout * _TIMES:.0f}"

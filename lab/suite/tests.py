@@ -152,9 +152,10 @@ def with_delay(function: str, usecs: int) -> str:
     return f"{{ rmmod lab_delay 2>/dev/null; {load}; }}"
 
 
-def stock() -> list[Test]:
-    """Return the tests the kernel already has."""
-    return list(_stock(name for name in _programs() if not name.startswith(_OURS)))
+def stock(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests the kernel already has, or those of the programs `wanted`."""
+    names = [name for name in _programs() if not name.startswith(_OURS)]
+    return list(_stock(name for name in names if not wanted or name in wanted))
 
 
 def tools(*, stock: bool) -> list[Test]:
