@@ -188,7 +188,7 @@ def _symbols(image: Path) -> set[str]:
     return {line.split(".")[0].split()[0] for line in listed if re.search(r" [tT] ", line)}
 
 
-def _is_known(report: str, symbols: set[str]) -> bool:
+def is_known(report: str, symbols: set[str]) -> bool:
     """Whether KCSAN reports what KVM without the series has, too, or nothing of KVM."""
     race = _RACE.search(report)
     if not race:
@@ -213,7 +213,7 @@ def _judge(directory: Path, expected: int, symbols: set[str], *, late: bool) -> 
         failed += 1
     log = (directory / "console").read_text(errors="replace")
     reports = splat.find(log)
-    known = [report for report in reports if _is_known(report, symbols)]
+    known = [report for report in reports if is_known(report, symbols)]
     for head, count in Counter(map(machine.signature, known)).items():
         console.print(f"not of the series, {count} times: {head}", markup=False)
     for report in reports:
