@@ -187,7 +187,8 @@ static bool is_range_being_invalidated(struct kvm *kvm, gfn_t start, gfn_t end)
 static noinline u64 make_one(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 			     gfn_t gfn, u64 pte)
 {
-	bool writable = (pte & _PAGE_RW) && !(p->slot->flags & KVM_MEM_READONLY);
+	const bool rw = pte & _PAGE_RW;
+	const bool writable = rw && !(p->slot->flags & KVM_MEM_READONLY);
 	kvm_pfn_t pfn = (pte & PTE_PFN_MASK) >> PAGE_SHIFT;
 	u64 checked = pte & HOST_PTE_CHECKED & ~(u64)_PAGE_RW;
 	u64 spte;
@@ -200,14 +201,14 @@ static noinline u64 make_one(struct kvm_tdp_populate *p, struct kvm_mmu_page *ro
 	    (checked != (HOST_PTE_PLAIN | _PAGE_SPECIAL) || !is_zero_pfn(pfn)))
 		return SHADOW_NONPRESENT_VALUE;
 
-	if (!p->template[writable]) {
+	if (!p->template[rw]) {
 		spte = make_populate_spte(p->kvm, root, p->slot, PG_LEVEL_4K,
 					  gfn, pfn, writable);
-		p->template[writable] = spte ^ ((u64)pfn << PAGE_SHIFT);
-		if (writable && !p->tracked)
-			p->plain_pte = HOST_PTE_PLAIN | _PAGE_RW;
+		p->template[rw] = spte ^ ((u64)pfn << PAGE_SHIFT);
+		if (!writable || !p->tracked)
+			p->plain_pte[rw] = HOST_PTE_PLAIN | (pte & _PAGE_RW);
 	}
-	spte = p->template[writable] | ((u64)pfn << PAGE_SHIFT);
+	spte = p->template[rw] | ((u64)pfn << PAGE_SHIFT);
 
 	/*
 	 * Shadow pages can be neither created nor synchronized while mmu_lock
@@ -233,14 +234,15 @@ static __always_inline bool make_one_plain(u64 *sptep, const pte_t *ptep, u64 pl
 }
 
 /*
- * Make SPTEs of PTEs for as long as they are plain, and return how many were.
- * This is where the time goes: seven instructions a page, plus the loop, which
- * hence is worth unrolling.
+ * Make SPTEs of PTEs for as long as they are plain, and as writable as the first
+ * one, and return how many were.  This is where the time goes: seven instructions
+ * a page, plus the loop, which hence is worth unrolling.
  */
 static noinline unsigned int make_plain(struct kvm_tdp_populate *p, u64 *spt,
 					const pte_t *ptep, unsigned long nr)
 {
-	const u64 plain = p->plain_pte, template = p->template[1];
+	const bool rw = nr && native_pte_val(READ_ONCE(*ptep)) & _PAGE_RW;
+	const u64 plain = p->plain_pte[rw], template = p->template[rw];
 	const u64 pfn_mask = PTE_PFN_MASK;
 	unsigned long i = 0;
 
@@ -337,6 +339,12 @@ static bool is_log_leftover(const struct kvm_memory_slot *slot, u64 spte)
 	       !is_writable_pte(spte) && !is_access_track_spte(spte);
 }
 
+static bool is_done(const struct kvm_memory_slot *slot, u64 spte)
+{
+	return (spte & SPTE_DONE) == SPTE_DONE ||
+	       (is_shadow_present_pte(spte) && !is_log_leftover(slot, spte));
+}
+
 static void make_writable_again(const struct kvm_memory_slot *slot, u64 *sptep,
 				u64 old_spte)
 {
@@ -360,14 +368,16 @@ static noinline unsigned int pass_absent(const u64 *spt, const pte_t *ptep,
 }
 
 /*
- * Fill holes whose PTEs are plain, up to the first SPTE that is neither present
- * and writable nor a plain hole.  Returns the number of SPTEs that were passed.
+ * Fill holes whose PTEs are plain, and as writable as the first one, up to the
+ * first SPTE that is neither as it should be nor such a hole.  Returns the number
+ * of SPTEs that were passed.
  */
 static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *spt,
 					      const pte_t *ptep, unsigned long nr,
 					      unsigned int *installed)
 {
-	const u64 plain = p->plain_pte, template = p->template[1];
+	const bool rw = nr && native_pte_val(READ_ONCE(*ptep)) & _PAGE_RW;
+	const u64 plain = p->plain_pte[rw], template = p->template[rw];
 	const u64 pfn_mask = PTE_PFN_MASK;
 	unsigned long left, present = 0;
 
@@ -375,7 +385,7 @@ static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *s
 		u64 old_spte = READ_ONCE(*spt), pte;
 
 		if (old_spte != SHADOW_NONPRESENT_VALUE) {
-			if ((old_spte & SPTE_DONE) != SPTE_DONE)
+			if (!is_done(p->slot, old_spte))
 				break;
 			present++;
 			continue;
@@ -457,12 +467,9 @@ static bool is_table_full(const struct kvm_memory_slot *slot, const u64 *spt,
 {
 	const u64 *sptep = spt + (start & (SPTE_ENT_PER_PAGE - 1));
 	const u64 *last = sptep + (end - start);
-	u64 spte;
 
 	while (sptep < last) {
-		spte = READ_ONCE(*sptep++);
-		if ((spte & SPTE_DONE) != SPTE_DONE &&
-		    (!is_shadow_present_pte(spte) || is_log_leftover(slot, spte)))
+		if (!is_done(slot, READ_ONCE(*sptep++)))
 			return false;
 	}
 
@@ -688,7 +695,8 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 	/* These may change whenever mmu_lock is dropped. */
 	p->template[0] = 0;
 	p->template[1] = 0;
-	p->plain_pte = ~0ull;
+	p->plain_pte[0] = ~0ull;
+	p->plain_pte[1] = ~0ull;
 	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
 
 	for_each_tdp_pte_min_level(iter, root, PG_LEVEL_2M, start, end) {
