@@ -211,9 +211,7 @@ class _System:
         """What a kernel's package, and that of its headers, runs in the end."""
         for when in ("postinst.d", "header_postinst.d"):
             chosen = ("--regex=^(dkms|kvm-global-tdp)$", f"--arg={release}")
-            done = self._inside(
-                "run-parts", "--exit-on-error", *chosen, f"/etc/kernel/{when}"
-            )
+            done = self._inside("run-parts", "--exit-on-error", *chosen, f"/etc/kernel/{when}")
             if done.returncode:
                 break
         (WORK / f"{self.release}-kernel.log").write_text(done.stdout)

@@ -215,7 +215,7 @@ def _judge(directory: Path, expected: int, symbols: set[str], *, late: bool) -> 
     reports = splat.find(log)
     known = [report for report in reports if is_known(report, symbols)]
     for head, count in Counter(map(machine.signature, known)).items():
-        console.print(f"not of the series, {count} times: {head}", markup=False)
+        console.print(f"not of the series, {count} times: {head}", markup=False, soft_wrap=True)
     for report in reports:
         if report not in known:
             console.print(report, style="red", markup=False)
