@@ -54,13 +54,14 @@ _KVM_OWN = (
 """Of KVM's own tests, those of memory that end within their time in a debug kernel."""
 
 _STOCK_RACES = {
+    ("kvm_arch_vcpu_ioctl_run", "kvm_arch_vcpu_should_kick"),
     ("kvm_arch_vcpu_ioctl_run", "kvm_make_vcpu_request"),
     ("kvm_faultin_pfn", "kvm_mmu_invalidate_begin"),
     ("kvm_faultin_pfn", "kvm_mmu_invalidate_end"),
     ("kvm_faultin_pfn", "kvm_mmu_notifier_invalidate_range_start"),
 }
-"""Data races that KCSAN reports in KVM without the series, too (--stock): of vcpu->requests,
-and of mmu_invalidate_seq, which is read early without the lock and again under it."""
+"""Data races that KCSAN reports in KVM without the series, too (--stock): of vcpu->mode and
+requests, and of mmu_invalidate_seq, which is read early without the lock and again under it."""
 
 _RACE = re.compile(r"KCSAN: data-race in (\w+)(?:\S* / (\w+))?")
 _LINE = re.compile(r"^(?:# )?(CONFIG_\w+)(?:=(.*)| is not set)$")
