@@ -450,10 +450,14 @@ void gtdp_drain_lru(void)
 	if (!syscall(__NR_move_pages, 0, 1, &page, &node, &status, MPOL_MF_MOVE))
 		return;
 
-	/* Without NUMA there is no such call.  To collapse nothing does it, too. */
+	/*
+	 * Without NUMA there is no such call.  To collapse nothing does it, too,
+	 * if the mapping has memory elsewhere, which is in its last page.
+	 */
 	page = mmap(NULL, 2 * SZ_2M, PROT_READ | PROT_WRITE,
 		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	TEST_ASSERT(page != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	*(char *)(page + 2 * SZ_2M - 1) = 1;
 	madvise((void *)align_up((uintptr_t)page, SZ_2M), SZ_2M, MADV_COLLAPSE);
 	munmap(page, 2 * SZ_2M);
 }
