@@ -339,6 +339,7 @@ static bool is_log_leftover(const struct kvm_memory_slot *slot, u64 spte)
 	       !is_writable_pte(spte) && !is_access_track_spte(spte);
 }
 
+/* The first test is there for speed only: it tells for most. */
 static bool is_done(const struct kvm_memory_slot *slot, u64 spte)
 {
 	return (spte & SPTE_DONE) == SPTE_DONE ||
