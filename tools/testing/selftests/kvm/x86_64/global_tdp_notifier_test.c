@@ -699,7 +699,12 @@ static bool test_change(const struct change *change, bool follow)
 				   change->after == OLD ? OLD_TAG : NEW_TAG), 0);
 	}
 
-	/* All is back, and writable. */
+	/*
+	 * All is back, and writable.  What the huge zero page was mapped for
+	 * comes back as small pages: khugepaged is not to collapse them meanwhile.
+	 */
+	if (change->backing == GTDP_THP)
+		advise(env.mem.hva, MEM_SIZE, MADV_NOHUGEPAGE);
 	if (change->after == SWAPPED)
 		gtdp_check(env.mem.hva, NR_PAGES, OLD_TAG);
 	gtdp_stamp(env.mem.hva, NR_PAGES, LAST_TAG);
