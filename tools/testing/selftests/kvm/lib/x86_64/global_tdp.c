@@ -451,8 +451,9 @@ void gtdp_drain_lru(void)
 		return;
 
 	/*
-	 * Without NUMA there is no such call.  To collapse nothing does it, too,
-	 * if the mapping has memory elsewhere, which is in its last page.
+	 * Without NUMA there is no such call.  To collapse nothing does it, too.
+	 * A mapping without any memory is refused before: touch its last page,
+	 * which is not in what is to be collapsed.
 	 */
 	page = mmap(NULL, 2 * SZ_2M, PROT_READ | PROT_WRITE,
 		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
