@@ -67,11 +67,15 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
 /* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
 #define GTDP_RETRIES		8
 
+/* Jiffies between attempts to create the follower. */
+#define GTDP_FOLLOWER_RETRY	max_t(long, HZ / 10, 1)
+
 /* What a look at a region may gain. */
 enum gtdp_todo {
 	GTDP_DONE,	/* nothing; must be zero */
 	GTDP_NEW,	/* memory that is there, or may arrive */
 	GTDP_ZAPPED,	/* memory that may be back, or be a huge page now */
+	GTDP_GIVEN_UP,	/* nothing, unless memory turns out to arrive elsewhere */
 };
 
 /*
@@ -103,8 +107,10 @@ struct gtdp_pass {
 	bool settle;
 	/* Don't come back to what is looked at in vain. */
 	bool last;
-	/* A region that was zapped, or that userfaultfd is to fill, must wait. */
+	/* Something that can't be done now must be tried again. */
 	bool waiting;
+	/* No memory for page tables, further looks gain nothing. */
+	bool nomem;
 	unsigned long looks;
 };
 
@@ -112,22 +118,28 @@ struct gtdp_helper {
 	struct vhost_task *task;
 	enum {
 		GTDP_HELPER_IDLE,
+		GTDP_HELPER_ASSIGNED,	/* has not begun, can be taken back */
 		GTDP_HELPER_BUSY,
 		GTDP_HELPER_DEAD,
 	} state;
-	/* What it does is the follower's to wait for. */
-	bool busy;
+	/* The follower has assigned it a share of the pass. */
+	bool assigned;
 	struct gtdp_pass pass;
 	struct completion done;
 };
 
 struct kvm_gtdp {
 	struct kvm *kvm;
-	/* KVM_GLOBAL_TDP_*, constant once there is a vCPU. */
+	/*
+	 * KVM_GLOBAL_TDP_*, constant once there is a vCPU.  Read under SRCU by
+	 * whoever maps something.
+	 */
 	u64 features;
 
 	struct once follower_once;
 	struct vhost_task *follower;
+	/* The time, in jiffies, before which not to try to create it again. */
+	unsigned long follower_retry;
 	/* The first nr_helpers exist; it only grows as long as the VM lives. */
 	unsigned int nr_helpers;
 	struct gtdp_helper helpers[GTDP_MAX_HELPERS];
@@ -148,6 +160,8 @@ struct kvm_gtdp {
 	long sleep_min;
 	int settle;
 	bool waiting;
+	/* The last pass did not map anything. */
+	bool vain;
 };
 
 static bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
@@ -254,12 +268,6 @@ static void gtdp_mark(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end
 	}
 }
 
-bool __kvm_gtdp_follows(struct kvm *kvm, const struct kvm_memory_slot *slot)
-{
-	return kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) && !slot->as_id &&
-	       READ_ONCE(kvm->arch.gtdp->follower);
-}
-
 void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
 		       gfn_t start, gfn_t end)
 {
@@ -351,24 +359,31 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		return;
 
 	/* What is missing may come, or come back. */
-	if (installed && todo == GTDP_NEW) {
+	if (ret < 0) {
+		/* Nothing is known of the region. */
+		pass->waiting = true;
+		pass->nomem = ret == -ENOMEM;
+	} else if (installed && todo == GTDP_NEW) {
 		WRITE_ONCE(r->backoff, 0);
-	} else if (!installed && ret != -EAGAIN) {
-		if (todo == GTDP_NEW && pass->last) {
-			if (!gtdp_is_awaited(pass, start))
-				return;
-			pass->waiting = true;
-		} else if (todo == GTDP_ZAPPED && r->backoff == GTDP_BACKOFF_ZAPPED) {
+	} else if (!installed) {
+		if (todo == GTDP_ZAPPED && r->backoff == GTDP_BACKOFF_ZAPPED)
 			return;
+
+		if (todo == GTDP_NEW && pass->last) {
+			if (gtdp_is_awaited(pass, start))
+				pass->waiting = true;
+			else
+				todo = GTDP_GIVEN_UP;
 		}
 		gtdp_back_off(&r->wait, &r->backoff,
-			      todo == GTDP_NEW ? GTDP_BACKOFF_NEW : GTDP_BACKOFF_ZAPPED);
+			      todo == GTDP_ZAPPED ? GTDP_BACKOFF_ZAPPED : GTDP_BACKOFF_NEW);
 	}
 
 	if (todo == GTDP_ZAPPED)
 		pass->waiting = true;
-	if (READ_ONCE(r->todo) == GTDP_DONE)
-		WRITE_ONCE(r->todo, todo);
+
+	/* Whoever has marked it meanwhile knows better. */
+	cmpxchg(&r->todo, GTDP_DONE, todo);
 }
 
 /*
@@ -407,8 +422,12 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 	struct kvm_gtdp_region *r;
 	gfn_t start, end;
 	bool zapped;
+	u8 todo;
 
 	guard(srcu)(&kvm->srcu);
+
+	if (!kvm_gtdp_enabled(kvm))
+		return false;
 
 	/* VMAs are known for as long as memslots can't go away. */
 	pass->p.vma_end = 0;
@@ -433,9 +452,11 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 
 			end = gtdp_region_end(start, gtdp_slot_end(iter.slot));
 			r = gtdp_region(iter.slot, start);
-			zapped = READ_ONCE(r->todo) == GTDP_ZAPPED;
-			if (!READ_ONCE(r->todo))
+			todo = READ_ONCE(r->todo);
+			if (todo == GTDP_DONE || todo == GTDP_GIVEN_UP)
 				continue;
+
+			zapped = todo == GTDP_ZAPPED;
 
 			if (gtdp_must_wait(&r->wait) && (zapped || !pass->settle)) {
 				pass->waiting |= zapped;
@@ -443,6 +464,8 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 			}
 
 			gtdp_look(pass, r, start, end);
+			if (pass->nomem)
+				return false;
 			looks = gtdp_must_be_brief(kvm) ? 0 : looks - 1;
 		}
 		pass->gfn = start;
@@ -463,8 +486,9 @@ static bool gtdp_help(void *data)
 	struct gtdp_helper *helper = data;
 	u64 start;
 
-	/* The pass was written before, see gtdp_share(). */
-	if (smp_load_acquire(&helper->state) != GTDP_HELPER_BUSY)
+	/* The pass was written before, see gtdp_share(), or is taken back. */
+	if (cmpxchg(&helper->state, GTDP_HELPER_ASSIGNED,
+		    GTDP_HELPER_BUSY) != GTDP_HELPER_ASSIGNED)
 		return false;
 
 	__set_current_state(TASK_RUNNING);
@@ -475,6 +499,9 @@ static bool gtdp_help(void *data)
 	kvm_tdp_populate_end(&helper->pass.p);
 	atomic64_add(ktime_get_ns() - start, &helper->pass.p.kvm->stat.tdp_populate_time_ns);
 
+	if (signal_pending(current))
+		helper->pass.waiting = true;
+
 	WRITE_ONCE(helper->state, GTDP_HELPER_IDLE);
 	complete(&helper->done);
 	return true;
@@ -484,7 +511,7 @@ static void gtdp_helper_killed(void *data)
 {
 	struct gtdp_helper *helper = data;
 
-	if (xchg(&helper->state, GTDP_HELPER_DEAD) == GTDP_HELPER_BUSY)
+	if (xchg(&helper->state, GTDP_HELPER_DEAD) == GTDP_HELPER_ASSIGNED)
 		complete(&helper->done);
 }
 
@@ -513,10 +540,11 @@ static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 		/* That is the follower's own. */
 		helper->pass.turn = -1;
 
-		if (cmpxchg(&helper->state, GTDP_HELPER_IDLE, GTDP_HELPER_BUSY) != GTDP_HELPER_IDLE)
+		if (cmpxchg(&helper->state, GTDP_HELPER_IDLE,
+			    GTDP_HELPER_ASSIGNED) != GTDP_HELPER_IDLE)
 			continue;
 
-		helper->busy = true;
+		helper->assigned = true;
 		vhost_task_wake(helper->task);
 	}
 }
@@ -526,15 +554,24 @@ static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 	struct gtdp_helper *helper;
 
 	for (helper = gtdp->helpers; helper < gtdp->helpers + ARRAY_SIZE(gtdp->helpers); helper++) {
-		if (!helper->busy)
+		if (!helper->assigned)
+			continue;
+
+		/*
+		 * Don't wait for one that doesn't get to run: all turns that
+		 * nobody has taken by now were the follower's own.
+		 */
+		helper->assigned = false;
+		if (cmpxchg(&helper->state, GTDP_HELPER_ASSIGNED,
+			    GTDP_HELPER_IDLE) == GTDP_HELPER_ASSIGNED)
 			continue;
 
 		/* Being killed or stopped, they return soon. */
 		wait_for_completion(&helper->done);
-		helper->busy = false;
 		pass->p.mapped += helper->pass.p.mapped;
 		pass->p.installed += helper->pass.p.installed;
 		pass->waiting |= helper->pass.waiting;
+		pass->nomem |= helper->pass.nomem;
 		pass->looks += helper->pass.looks;
 	}
 
@@ -548,8 +585,10 @@ static void gtdp_pass(struct kvm *kvm, struct gtdp_pass *pass)
 	pass->p.kvm = kvm;
 
 	for (pass->as_id = 0; pass->as_id < kvm_arch_nr_memslot_as_ids(kvm); pass->as_id++) {
-		if (!kvm_mmu_get_vm_root_role(kvm, pass->as_id, &pass->p.role))
+		if (!kvm_mmu_get_vm_root_role(kvm, pass->as_id, &pass->p.role)) {
+			pass->waiting = true;
 			continue;
+		}
 
 		pass->gfn = 0;
 		while (gtdp_pass_batch(pass) && gtdp_pass_on(pass)) {
@@ -560,7 +599,30 @@ static void gtdp_pass(struct kvm *kvm, struct gtdp_pass *pass)
 		gtdp_join(gtdp, pass);
 	}
 
+	/* It may have been cut short. */
+	if (signal_pending(current))
+		pass->waiting = true;
+
 	kvm_tdp_populate_end(&pass->p);
+}
+
+/* Memory does still arrive, after all: reconsider what the pass has given up. */
+static void gtdp_resume(struct kvm *kvm)
+{
+	struct kvm_gtdp_region *r, *last;
+	struct kvm_memory_slot *slot;
+	int bkt;
+
+	guard(srcu)(&kvm->srcu);
+
+	kvm_for_each_memslot(slot, bkt, __kvm_memslots(kvm, 0)) {
+		if (!slot->arch.gtdp_regions)
+			continue;
+
+		last = gtdp_region(slot, gtdp_slot_end(slot) - 1);
+		for (r = gtdp_region(slot, slot->base_gfn); r <= last; r++)
+			cmpxchg(&r->todo, GTDP_GIVEN_UP, GTDP_NEW);
+	}
 }
 
 static bool gtdp_has_run(struct kvm *kvm)
@@ -597,6 +659,9 @@ static u64 gtdp_resident(struct mm_struct *mm)
  * Memory arrives without a notification.  What tells is that more, or less, is
  * resident than before; if so, look at what was not complete.  Once it stops,
  * look at everything twice again, for what had been told to wait.
+ *
+ * What can't be done now, because a memslot is being changed, the role of the
+ * root is not known, there is no memory or a signal is pending, is waited for.
  */
 static bool gtdp_follow(void *data)
 {
@@ -628,6 +693,12 @@ static bool gtdp_follow(void *data)
 	 */
 	marked = xchg(&gtdp->marked, false);
 
+	/* Whoever turns it on again wakes the follower after that. */
+	if (!kvm_gtdp_enabled(kvm)) {
+		gtdp->sleep = GTDP_SLEEP_MAX + 1;
+		return true;
+	}
+
 	resident = gtdp_resident(kvm->mm);
 	arrived = resident != gtdp->resident;
 	gtdp->resident = resident;
@@ -641,13 +712,16 @@ static bool gtdp_follow(void *data)
 	 * another pass, after ever longer sleeps, gains nothing.
 	 */
 	has_run = gtdp_has_run(kvm);
-	pass.last = has_run && gtdp->sleep >= GTDP_SLEEP_MAX;
+	pass.last = has_run && gtdp->sleep >= GTDP_SLEEP_MAX && gtdp->vain;
 	pass.settle = !arrived || pass.last;
 
 	start = ktime_get_ns();
 	if (marked || arrived || gtdp->settle || gtdp->waiting || pass.last)
 		gtdp_pass(kvm, &pass);
+	if (pass.last && pass.p.installed)
+		gtdp_resume(kvm);
 	gtdp->waiting = pass.waiting;
+	gtdp->vain = !pass.p.installed;
 	gtdp->last_pass = jiffies;
 	start = ktime_get_ns() - start;
 	atomic64_add(start, &kvm->stat.tdp_populate_time_ns);
@@ -665,7 +739,8 @@ static bool gtdp_follow(void *data)
 	gtdp->sleep_min = clamp(least, GTDP_SLEEP_MIN, GTDP_SLEEP_MAX);
 	if (gtdp->sleep <= GTDP_SLEEP_MAX)
 		gtdp->sleep = max(2 * gtdp->sleep, gtdp->sleep_min);
-	if (gtdp->sleep > GTDP_SLEEP_MAX && (!pass.last || pass.waiting))
+	if (gtdp->sleep > GTDP_SLEEP_MAX &&
+	    (!pass.last || pass.waiting || pass.p.installed))
 		gtdp->sleep = GTDP_SLEEP_MAX;
 
 	if (pass.looks)
@@ -677,6 +752,28 @@ static bool gtdp_follow(void *data)
 /* The VMM is being killed: its thread just ends. */
 static void gtdp_follower_killed(void *data)
 {
+}
+
+/*
+ * Create a thread of the VM, which fails if a signal is pending.  VMMs may well
+ * have a timer, so let signals wait, as whoever creates threads in userspace does.
+ */
+static struct vhost_task *gtdp_create_task(bool (*fn)(void *data),
+					   void (*killed)(void *data),
+					   void *data, const char *name)
+{
+	struct vhost_task *task;
+	sigset_t blocked, old;
+
+	siginitsetinv(&blocked, sigmask(SIGKILL));
+	sigprocmask(SIG_SETMASK, &blocked, &old);
+
+	task = vhost_task_create(fn, killed, data, name);
+	if (!IS_ERR(task))
+		vhost_task_start(task);
+
+	sigprocmask(SIG_SETMASK, &old, NULL);
+	return task;
 }
 
 /*
@@ -696,15 +793,56 @@ static void gtdp_create_helpers(struct kvm_gtdp *gtdp)
 		struct gtdp_helper *helper = &gtdp->helpers[i];
 
 		init_completion(&helper->done);
-		helper->task = vhost_task_create(gtdp_help, gtdp_helper_killed,
-						 helper, "kvm-gtdp-help");
+		helper->task = gtdp_create_task(gtdp_help, gtdp_helper_killed,
+						helper, "kvm-gtdp-help");
 		if (IS_ERR(helper->task))
 			return;
 
-		vhost_task_start(helper->task);
 		/* The follower may look at once; pairs with gtdp_share(). */
 		smp_store_release(&gtdp->nr_helpers, i + 1);
 	}
+}
+
+static int gtdp_create_follower(struct once *once)
+{
+	struct kvm_gtdp *gtdp = container_of(once, struct kvm_gtdp, follower_once);
+	struct vhost_task *follower;
+
+	gtdp_create_helpers(gtdp);
+
+	gtdp->sleep = GTDP_SLEEP_MIN;
+	gtdp->sleep_min = GTDP_SLEEP_MIN;
+	follower = gtdp_create_task(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
+				    "kvm-gtdp");
+	if (IS_ERR(follower)) {
+		WRITE_ONCE(gtdp->follower_retry, jiffies + GTDP_FOLLOWER_RETRY);
+		++gtdp->kvm->stat.tdp_follower_failed;
+		pr_warn_once("no thread to build page tables with, vCPUs will fault instead\n");
+		return PTR_ERR(follower);
+	}
+
+	/* Make the task visible only once it is fully started. */
+	WRITE_ONCE(gtdp->follower, follower);
+	return 0;
+}
+
+/*
+ * The follower is a thread of the VMM, and so is charged, limited and killed
+ * with it.  It is not created with the VM, but with the first vCPU, as VMMs may
+ * well unshare namespaces or fork device processes in between, which must be
+ * done while they are single-threaded.  If that fails, because of a limit, try
+ * again whenever the VMM calls, but not all the time.
+ */
+void __kvm_gtdp_want_follower(struct kvm *kvm)
+{
+	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
+
+	if (READ_ONCE(gtdp->follower) || !kvm->created_vcpus ||
+	    !kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) ||
+	    time_before(jiffies, READ_ONCE(gtdp->follower_retry)))
+		return;
+
+	call_once(&gtdp->follower_once, gtdp_create_follower);
 }
 
 void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
@@ -721,45 +859,11 @@ void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot
 	/* Slots are changed one at a time; the follower comes with its own. */
 	if (READ_ONCE(kvm->arch.gtdp->follower))
 		gtdp_create_helpers(kvm->arch.gtdp);
+	else
+		__kvm_gtdp_want_follower(kvm);
 
 	gtdp_mark(slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
 	gtdp_wake_follower(kvm->arch.gtdp, true);
-}
-
-static int gtdp_create_follower(struct once *once)
-{
-	struct kvm_gtdp *gtdp = container_of(once, struct kvm_gtdp, follower_once);
-	struct vhost_task *follower;
-
-	gtdp_create_helpers(gtdp);
-
-	gtdp->sleep = GTDP_SLEEP_MIN;
-	gtdp->sleep_min = GTDP_SLEEP_MIN;
-	follower = vhost_task_create(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
-				     "kvm-gtdp");
-	if (IS_ERR(follower))
-		return PTR_ERR(follower);
-
-	vhost_task_start(follower);
-
-	/* Make the task visible only once it is fully started. */
-	WRITE_ONCE(gtdp->follower, follower);
-	return 0;
-}
-
-/*
- * The follower is a thread of the VMM, and so is charged, limited and killed
- * with it.  It is not created with the VM, but with the first vCPU, as VMMs may
- * well unshare namespaces or fork device processes in between, which must be
- * done while they are single-threaded.
- */
-void kvm_gtdp_vcpu_created(struct kvm *kvm)
-{
-	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW))
-		return;
-
-	if (call_once(&kvm->arch.gtdp->follower_once, gtdp_create_follower))
-		pr_warn_once("no thread to build page tables with, vCPUs will fault instead\n");
 }
 
 /*
@@ -816,7 +920,7 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 
 	/* Unknown until a vCPU has been given its CPUID. */
 	if (!kvm_mmu_get_vm_root_role(kvm, range->as_id, &p.role))
-		return -EAGAIN;
+		return -ENXIO;
 
 	while (gfn < end && !r) {
 		if (signal_pending(current)) {
@@ -828,7 +932,9 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 		idx = srcu_read_lock(&kvm->srcu);
 		p.vma_end = 0;
 		slot = __gfn_to_memslot(__kvm_memslots(kvm, range->as_id), gfn);
-		if (!slot || !gtdp_is_user_slot(slot)) {
+		if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_POPULATE)) {
+			r = -EOPNOTSUPP;
+		} else if (!slot || !gtdp_is_user_slot(slot)) {
 			r = -ENOENT;
 		} else if (async) {
 			slot_end = min(end, gtdp_slot_end(slot));
@@ -885,9 +991,9 @@ int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
 		return -EINVAL;
 
 	if (range.flags & KVM_POPULATE_ASYNC) {
-		r = call_once(&kvm->arch.gtdp->follower_once, gtdp_create_follower);
-		if (r)
-			return r;
+		/* EAGAIN is what fork() says of limits, but it is no use to insist. */
+		if (call_once(&kvm->arch.gtdp->follower_once, gtdp_create_follower))
+			return -ENOMEM;
 	}
 
 	r = gtdp_populate(kvm, &range);
@@ -946,7 +1052,7 @@ int kvm_gtdp_init_vm(struct kvm *kvm)
 }
 
 /* Give memslots that exist already what new ones get. */
-static int gtdp_alloc_slots(struct kvm *kvm, u64 features)
+static int gtdp_alloc_slots(struct kvm *kvm)
 {
 	struct kvm_memory_slot *slot;
 	struct kvm_memslots *slots;
@@ -965,13 +1071,35 @@ static int gtdp_alloc_slots(struct kvm *kvm, u64 features)
 			r = kvm_gtdp_alloc_slot(kvm, slot);
 			if (r)
 				return r;
-
-			if (features & KVM_GLOBAL_TDP_FOLLOW && !slot->as_id)
-				gtdp_mark(slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
 		}
 	}
 
 	return 0;
+}
+
+/* Forget what is marked, and have the follower look at what it would follow. */
+static void gtdp_mark_anew(struct kvm *kvm, u64 features)
+{
+	struct kvm_memory_slot *slot;
+	struct kvm_memslots *slots;
+	int i, bkt;
+
+	for (i = 0; i < kvm_arch_nr_memslot_as_ids(kvm); i++) {
+		slots = __kvm_memslots(kvm, i);
+		kvm_for_each_memslot(slot, bkt, slots)
+			gtdp_mark(slot, slot->base_gfn, gtdp_slot_end(slot),
+				  !i && (features & KVM_GLOBAL_TDP_FOLLOW) ? GTDP_NEW : GTDP_DONE);
+	}
+}
+
+/*
+ * Turn everything off and, as whoever maps or marks something does so under SRCU
+ * after a look at the features, wait for it to be true.
+ */
+static void gtdp_turn_off(struct kvm *kvm)
+{
+	WRITE_ONCE(kvm->arch.gtdp->features, 0);
+	synchronize_srcu_expedited(&kvm->srcu);
 }
 
 int kvm_gtdp_enable(struct kvm *kvm, u64 features)
@@ -1004,10 +1132,21 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 		smp_store_release(&kvm->arch.gtdp, gtdp);
 	}
 
-	r = gtdp_alloc_slots(kvm, features);
-	if (!r)
-		WRITE_ONCE(kvm->arch.gtdp->features, features);
-	return r;
+	gtdp = kvm->arch.gtdp;
+	if (gtdp->features == features)
+		return 0;
+
+	r = gtdp_alloc_slots(kvm);
+	if (r)
+		return r;
+
+	if (gtdp->features)
+		gtdp_turn_off(kvm);
+	gtdp_mark_anew(kvm, features);
+	WRITE_ONCE(gtdp->features, features);
+	if (features & KVM_GLOBAL_TDP_FOLLOW)
+		gtdp_wake_follower(gtdp, true);
+	return 0;
 }
 
 void kvm_gtdp_forbid(struct kvm *kvm)
@@ -1016,7 +1155,7 @@ void kvm_gtdp_forbid(struct kvm *kvm)
 
 	kvm->arch.gtdp_forbidden = true;
 	if (kvm->arch.gtdp)
-		WRITE_ONCE(kvm->arch.gtdp->features, 0);
+		gtdp_turn_off(kvm);
 }
 EXPORT_SYMBOL_GPL(kvm_gtdp_forbid);
 

@@ -16,7 +16,6 @@
 int kvm_gtdp_init_vm(struct kvm *kvm);
 void kvm_gtdp_pre_destroy_vm(struct kvm *kvm);
 void kvm_gtdp_destroy_vm(struct kvm *kvm);
-void kvm_gtdp_vcpu_created(struct kvm *kvm);
 /* The VM turned out to be confidential. */
 void kvm_gtdp_forbid(struct kvm *kvm);
 
@@ -37,12 +36,22 @@ static inline bool kvm_gtdp_enabled(struct kvm *kvm)
 	return kvm_gtdp_has(kvm, ~0ull);
 }
 
-/* Is there a follower, and does it look at the slot? */
-bool __kvm_gtdp_follows(struct kvm *kvm, const struct kvm_memory_slot *slot);
-static inline bool kvm_gtdp_follows(struct kvm *kvm,
-				    const struct kvm_memory_slot *slot)
+/*
+ * Does the VM's work under mmu_lock that grows with a range hold the lock for
+ * read?  That is so, from then on, for VMs that ever were to have any feature,
+ * which is decided before a vCPU, or anything that is mapped, exists.
+ */
+static inline bool kvm_gtdp_shares_mmu_lock(struct kvm *kvm)
 {
-	return unlikely(kvm->arch.gtdp) && __kvm_gtdp_follows(kvm, slot);
+	return unlikely(kvm->arch.gtdp);
+}
+
+/* There is a vCPU, which may be running; have a follower if there is none. */
+void __kvm_gtdp_want_follower(struct kvm *kvm);
+static inline void kvm_gtdp_want_follower(struct kvm *kvm)
+{
+	if (unlikely(kvm->arch.gtdp))
+		__kvm_gtdp_want_follower(kvm);
 }
 
 int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot);
@@ -92,7 +101,8 @@ static inline void kvm_gtdp_fault_around(struct kvm_vcpu *vcpu,
 static inline int kvm_gtdp_init_vm(struct kvm *kvm) { return 0; }
 static inline void kvm_gtdp_pre_destroy_vm(struct kvm *kvm) {}
 static inline void kvm_gtdp_destroy_vm(struct kvm *kvm) {}
-static inline void kvm_gtdp_vcpu_created(struct kvm *kvm) {}
+static inline void kvm_gtdp_want_follower(struct kvm *kvm) {}
+static inline bool kvm_gtdp_shares_mmu_lock(struct kvm *kvm) { return false; }
 static inline void kvm_gtdp_forbid(struct kvm *kvm) {}
 static inline u64 kvm_gtdp_supported(struct kvm *kvm) { return 0; }
 
@@ -108,12 +118,6 @@ static inline int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *arg
 
 static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features) { return false; }
 static inline bool kvm_gtdp_enabled(struct kvm *kvm) { return false; }
-
-static inline bool kvm_gtdp_follows(struct kvm *kvm,
-				    const struct kvm_memory_slot *slot)
-{
-	return false;
-}
 
 static inline int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
 {

@@ -115,6 +115,50 @@ static u64 host_pte(const struct host_mapping *m, unsigned int i)
 	return m->huge_pte ? m->huge_pte + ((u64)i << PAGE_SHIFT) : 0;
 }
 
+/* PTEs that are taken at once, on the stack. */
+#define HOST_PTES_AT_ONCE	64
+
+/*
+ * Take the PTEs of up to @max pages from @hva on; returns how many there were.
+ * The PTEs are good for as long as mmu_lock is held: it's only their table that
+ * may be freed once IRQs are on again.
+ */
+static unsigned int take_host_ptes(struct kvm *kvm, unsigned long hva,
+				   unsigned int max, u64 *ptes)
+{
+	struct host_mapping m;
+	unsigned long flags;
+	unsigned int i;
+
+	local_irq_save(flags);
+	m = host_mapping(kvm, hva, max);
+	for (i = 0; i < m.nr; i++)
+		ptes[i] = host_pte(&m, i);
+	local_irq_restore(flags);
+
+	return m.nr;
+}
+
+/*
+ * Without A/D bits, a page counts as written as soon as it is mapped writable,
+ * which must not happen to one that the host takes for clean: memory that was
+ * given back by MADV_FREE would be written to swap instead of being dropped.
+ */
+static u64 host_write_mask(void)
+{
+	return _PAGE_RW | (kvm_ad_enabled() ? 0 : _PAGE_DIRTY);
+}
+
+static bool is_host_pte_writable(u64 pte)
+{
+	return (pte & host_write_mask()) == host_write_mask();
+}
+
+static bool is_host_pte_plain(u64 pte)
+{
+	return (pte & HOST_PTE_CHECKED & ~(u64)_PAGE_RW) == HOST_PTE_PLAIN;
+}
+
 /*
  * Some mappings can not be told from their PTEs.  secretmem has no predicate
  * that modules can call, but it has a file system of its own.
@@ -174,47 +218,55 @@ static int check_vma(struct kvm_tdp_populate *p, unsigned long start,
 	return 1;
 }
 
-static bool is_range_being_invalidated(struct kvm *kvm, gfn_t start, gfn_t end)
+static bool is_populated_writable(struct kvm_tdp_populate *p, u64 pte)
 {
-	lockdep_assert_held_read(&kvm->mmu_lock);
-
-	return kvm->mmu_invalidate_in_progress &&
-	       start < kvm->mmu_invalidate_range_end &&
-	       end > kvm->mmu_invalidate_range_start;
+	return is_host_pte_writable(pte) && !(p->slot->flags & KVM_MEM_READONLY);
 }
 
-/* The SPTE for a host PTE that is not plain, or the first one of a region. */
+/*
+ * Make the template for PTEs like the given one, which is plain or maps the zero
+ * page.  All but the pfn is the same for all pages of a memslot, for as long as
+ * mmu_lock is held.
+ */
+static void make_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			  gfn_t gfn, u64 pte)
+{
+	const bool writable = is_populated_writable(p, pte);
+	const bool rw = is_host_pte_writable(pte);
+	kvm_pfn_t pfn = (pte & PTE_PFN_MASK) >> PAGE_SHIFT;
+	u64 spte;
+
+	spte = make_populate_spte(p->kvm, root, p->slot, PG_LEVEL_4K, gfn, pfn, writable);
+	p->template[rw] = spte ^ ((u64)pfn << PAGE_SHIFT);
+	if (!writable || !p->tracked)
+		p->plain_pte[rw] = HOST_PTE_PLAIN | (pte & host_write_mask());
+}
+
+/* The SPTE for a host PTE that the template does not fit as is. */
 static noinline u64 make_one(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 			     gfn_t gfn, u64 pte)
 {
-	const bool rw = pte & _PAGE_RW;
-	const bool writable = rw && !(p->slot->flags & KVM_MEM_READONLY);
+	const bool rw = is_host_pte_writable(pte);
 	kvm_pfn_t pfn = (pte & PTE_PFN_MASK) >> PAGE_SHIFT;
-	u64 checked = pte & HOST_PTE_CHECKED & ~(u64)_PAGE_RW;
 	u64 spte;
 
 	if (!(pte & _PAGE_PRESENT))
 		return SHADOW_NONPRESENT_VALUE;
 
-	/* The zero page is special, too, but the fault path does map it. */
-	if (checked != HOST_PTE_PLAIN &&
-	    (checked != (HOST_PTE_PLAIN | _PAGE_SPECIAL) || !is_zero_pfn(pfn)))
+	/* The zero page is special, but the fault path does map it. */
+	if (!is_host_pte_plain(pte) &&
+	    !(is_host_pte_plain(pte & ~(u64)_PAGE_SPECIAL) && is_zero_pfn(pfn)))
 		return SHADOW_NONPRESENT_VALUE;
 
-	if (!p->template[rw]) {
-		spte = make_populate_spte(p->kvm, root, p->slot, PG_LEVEL_4K,
-					  gfn, pfn, writable);
-		p->template[rw] = spte ^ ((u64)pfn << PAGE_SHIFT);
-		if (!writable || !p->tracked)
-			p->plain_pte[rw] = HOST_PTE_PLAIN | (pte & _PAGE_RW);
-	}
+	if (!p->template[rw])
+		make_template(p, root, gfn, pte);
 	spte = p->template[rw] | ((u64)pfn << PAGE_SHIFT);
 
 	/*
 	 * Shadow pages can be neither created nor synchronized while mmu_lock
 	 * is held for read.
 	 */
-	if (writable && p->tracked &&
+	if (p->tracked && is_populated_writable(p, pte) &&
 	    mmu_try_to_unsync_pages(p->kvm, p->slot, gfn, true, true))
 		spte &= ~(PT_WRITABLE_MASK | shadow_mmu_writable_mask);
 
@@ -222,11 +274,11 @@ static noinline u64 make_one(struct kvm_tdp_populate *p, struct kvm_mmu_page *ro
 }
 
 static __always_inline bool make_one_plain(u64 *sptep, const pte_t *ptep, u64 plain,
-					   u64 pfn_mask, u64 template)
+					   u64 checked, u64 pfn_mask, u64 template)
 {
 	u64 pte = native_pte_val(READ_ONCE(*ptep)) ^ plain;
 
-	if (unlikely(pte & HOST_PTE_CHECKED))
+	if (unlikely(pte & checked))
 		return false;
 
 	*sptep = (pte & pfn_mask) | template;
@@ -241,24 +293,24 @@ static __always_inline bool make_one_plain(u64 *sptep, const pte_t *ptep, u64 pl
 static noinline unsigned int make_plain(struct kvm_tdp_populate *p, u64 *spt,
 					const pte_t *ptep, unsigned long nr)
 {
-	const bool rw = nr && native_pte_val(READ_ONCE(*ptep)) & _PAGE_RW;
+	const bool rw = nr && is_host_pte_writable(native_pte_val(READ_ONCE(*ptep)));
 	const u64 plain = p->plain_pte[rw], template = p->template[rw];
-	const u64 pfn_mask = PTE_PFN_MASK;
+	const u64 pfn_mask = PTE_PFN_MASK, checked = p->checked;
 	unsigned long i = 0;
 
 	for ( ; i + 4 <= nr; i += 4) {
-		if (!make_one_plain(spt + i, ptep + i, plain, pfn_mask, template))
+		if (!make_one_plain(spt + i, ptep + i, plain, checked, pfn_mask, template))
 			return i;
-		if (!make_one_plain(spt + i + 1, ptep + i + 1, plain, pfn_mask, template))
+		if (!make_one_plain(spt + i + 1, ptep + i + 1, plain, checked, pfn_mask, template))
 			return i + 1;
-		if (!make_one_plain(spt + i + 2, ptep + i + 2, plain, pfn_mask, template))
+		if (!make_one_plain(spt + i + 2, ptep + i + 2, plain, checked, pfn_mask, template))
 			return i + 2;
-		if (!make_one_plain(spt + i + 3, ptep + i + 3, plain, pfn_mask, template))
+		if (!make_one_plain(spt + i + 3, ptep + i + 3, plain, checked, pfn_mask, template))
 			return i + 3;
 	}
 
 	for ( ; i < nr; i++) {
-		if (!make_one_plain(spt + i, ptep + i, plain, pfn_mask, template))
+		if (!make_one_plain(spt + i, ptep + i, plain, checked, pfn_mask, template))
 			return i;
 	}
 
@@ -280,24 +332,17 @@ static noinline unsigned int make_absent(u64 *spt, const pte_t *ptep, unsigned l
 }
 
 /*
- * Fill [@start, @end) of a page table that no one else can see yet: plain
- * stores are enough, the compare-exchange that links it orders them.
- * Returns the number of pages that were present.
+ * Take the PTEs of [@i, @stop) with IRQs off, and make SPTEs of those that the
+ * template fits while at it, which is as quick as to copy them.  Leave others
+ * as they are, and note which these are.  Returns the number of absent pages.
  */
-static unsigned int fill_new_table(struct kvm_tdp_populate *p,
-				   struct kvm_mmu_page *root, u64 *spt,
-				   gfn_t start, gfn_t end)
+static unsigned int take_plain(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			       u64 *spt, unsigned int i, unsigned int stop,
+			       gfn_t gfn, unsigned long *raw)
 {
-	unsigned long hva = __gfn_to_hva_memslot(p->slot, start);
-	unsigned int i = start & (SPTE_ENT_PER_PAGE - 1);
-	unsigned int stop = i + (end - start);
+	unsigned long hva = __gfn_to_hva_memslot(p->slot, gfn), flags;
 	unsigned int nr_absent = 0, j, n;
 	struct host_mapping m;
-	unsigned long flags;
-	gfn_t gfn = start;
-
-	memset64(spt, SHADOW_NONPRESENT_VALUE, i);
-	memset64(spt + stop, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE - stop);
 
 	local_irq_save(flags);
 	while (i < stop) {
@@ -313,8 +358,13 @@ static unsigned int fill_new_table(struct kvm_tdp_populate *p,
 			if (j == m.nr)
 				break;
 
-			spt[i + j] = make_one(p, root, gfn + j, host_pte(&m, j));
-			nr_absent += !is_shadow_present_pte(spt[i + j]);
+			spt[i + j] = host_pte(&m, j);
+			__set_bit(i + j, raw);
+
+			/* The first of its kind has the others made from it. */
+			if (!p->template[is_host_pte_writable(spt[i + j])] &&
+			    is_host_pte_plain(spt[i + j]))
+				make_template(p, root, gfn + j, spt[i + j]);
 		}
 
 		i += m.nr;
@@ -322,6 +372,32 @@ static unsigned int fill_new_table(struct kvm_tdp_populate *p,
 		hva += (unsigned long)m.nr << PAGE_SHIFT;
 	}
 	local_irq_restore(flags);
+
+	return nr_absent;
+}
+
+/*
+ * Fill [@start, @end) of a page table that no one else can see yet: plain
+ * stores are enough, the compare-exchange that links it orders them.
+ * Returns the number of pages that were present.
+ */
+static unsigned int fill_new_table(struct kvm_tdp_populate *p,
+				   struct kvm_mmu_page *root, u64 *spt,
+				   gfn_t start, gfn_t end)
+{
+	DECLARE_BITMAP(raw, SPTE_ENT_PER_PAGE) = {};
+	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i;
+	unsigned int stop = first + (end - start), nr_absent;
+
+	memset64(spt, SHADOW_NONPRESENT_VALUE, first);
+	memset64(spt + stop, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE - stop);
+
+	nr_absent = take_plain(p, root, spt, first, stop, start, raw);
+
+	for_each_set_bit(i, raw, SPTE_ENT_PER_PAGE) {
+		spt[i] = make_one(p, root, start + i - first, spt[i]);
+		nr_absent += !is_shadow_present_pte(spt[i]);
+	}
 
 	return end - start - nr_absent;
 }
@@ -354,14 +430,14 @@ static void make_writable_again(const struct kvm_memory_slot *slot, u64 *sptep,
 }
 
 /* Pass by holes for as long as their PTEs are absent, return how many were. */
-static noinline unsigned int pass_absent(const u64 *spt, const pte_t *ptep,
+static noinline unsigned int pass_absent(const u64 *spt, const u64 *ptes,
 					 unsigned long nr)
 {
 	unsigned long i;
 
 	for (i = 0; i < nr; i++) {
 		if (READ_ONCE(spt[i]) != SHADOW_NONPRESENT_VALUE ||
-		    native_pte_val(READ_ONCE(ptep[i])) & _PAGE_PRESENT)
+		    ptes[i] & _PAGE_PRESENT)
 			break;
 	}
 
@@ -374,15 +450,15 @@ static noinline unsigned int pass_absent(const u64 *spt, const pte_t *ptep,
  * of SPTEs that were passed.
  */
 static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *spt,
-					      const pte_t *ptep, unsigned long nr,
+					      const u64 *ptes, unsigned long nr,
 					      unsigned int *installed)
 {
-	const bool rw = nr && native_pte_val(READ_ONCE(*ptep)) & _PAGE_RW;
+	const bool rw = nr && is_host_pte_writable(*ptes);
 	const u64 plain = p->plain_pte[rw], template = p->template[rw];
-	const u64 pfn_mask = PTE_PFN_MASK;
+	const u64 pfn_mask = PTE_PFN_MASK, checked = p->checked;
 	unsigned long left, present = 0;
 
-	for (left = nr; left; left--, spt++, ptep++) {
+	for (left = nr; left; left--, spt++, ptes++) {
 		u64 old_spte = READ_ONCE(*spt), pte;
 
 		if (old_spte != SHADOW_NONPRESENT_VALUE) {
@@ -392,8 +468,8 @@ static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *s
 			continue;
 		}
 
-		pte = native_pte_val(READ_ONCE(*ptep)) ^ plain;
-		if (unlikely(pte & HOST_PTE_CHECKED) ||
+		pte = *ptes ^ plain;
+		if (unlikely(pte & checked) ||
 		    !try_cmpxchg64(spt, &old_spte, (pte & pfn_mask) | template))
 			break;
 	}
@@ -415,28 +491,23 @@ static unsigned int fill_holes(struct kvm_tdp_populate *p,
 	unsigned long hva = __gfn_to_hva_memslot(p->slot, start);
 	unsigned int i = start & (SPTE_ENT_PER_PAGE - 1);
 	unsigned int stop = i + (end - start);
-	unsigned int nr_absent = 0, j, n;
-	struct host_mapping m;
-	unsigned long flags;
+	unsigned int nr_absent = 0, nr, j, n;
+	u64 ptes[HOST_PTES_AT_ONCE];
 	gfn_t gfn = start;
 
 	*installed = 0;
 
-	local_irq_save(flags);
 	while (i < stop) {
-		m = host_mapping(p->kvm, hva, stop - i);
+		nr = take_host_ptes(p->kvm, hva, min(stop - i, HOST_PTES_AT_ONCE), ptes);
 
-		for (j = 0; j < m.nr; j++) {
+		for (j = 0; j < nr; j++) {
 			u64 old_spte, spte;
 
-			if (m.ptep) {
-				n = pass_absent(spt + i + j, m.ptep + j, m.nr - j);
-				nr_absent += n;
-				j += n;
-				j += fill_plain_holes(p, spt + i + j, m.ptep + j,
-						      m.nr - j, installed);
-			}
-			if (j == m.nr)
+			n = pass_absent(spt + i + j, ptes + j, nr - j);
+			nr_absent += n;
+			j += n;
+			j += fill_plain_holes(p, spt + i + j, ptes + j, nr - j, installed);
+			if (j == nr)
 				break;
 
 			old_spte = READ_ONCE(spt[i + j]);
@@ -445,7 +516,7 @@ static unsigned int fill_holes(struct kvm_tdp_populate *p,
 				continue;
 			}
 
-			spte = make_one(p, root, gfn + j, host_pte(&m, j));
+			spte = make_one(p, root, gfn + j, ptes[j]);
 			if (is_shadow_present_pte(spte) && !is_frozen_spte(old_spte) &&
 			    try_cmpxchg64(&spt[i + j], &old_spte, spte))
 				(*installed)++;
@@ -453,11 +524,10 @@ static unsigned int fill_holes(struct kvm_tdp_populate *p,
 				nr_absent += !is_shadow_present_pte(old_spte);
 		}
 
-		i += m.nr;
-		gfn += m.nr;
-		hva += (unsigned long)m.nr << PAGE_SHIFT;
+		i += nr;
+		gfn += nr;
+		hva += (unsigned long)nr << PAGE_SHIFT;
 	}
-	local_irq_restore(flags);
 
 	return end - start - nr_absent;
 }
@@ -485,7 +555,7 @@ static bool is_table_full(const struct kvm_memory_slot *slot, const u64 *spt,
 static int install_huge(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 			struct tdp_iter *iter, u64 huge_pte)
 {
-	bool writable = (huge_pte & _PAGE_RW) && !(p->slot->flags & KVM_MEM_READONLY);
+	bool writable = is_populated_writable(p, huge_pte);
 	bool was_table = is_shadow_present_pte(iter->old_spte);
 	kvm_pfn_t pfn = (huge_pte & PTE_PFN_MASK) >> PAGE_SHIFT;
 	u64 spte;
@@ -551,7 +621,7 @@ static int look_at_host(struct kvm_tdp_populate *p, struct region *r)
 
 	/* Dirty pages are logged, as ever, one by one. */
 	if (r->m.level > PG_LEVEL_4K && !kvm_slot_dirty_track_enabled(slot) &&
-	    (r->m.huge_pte & HOST_PTE_CHECKED & ~(u64)_PAGE_RW) == HOST_PTE_PLAIN)
+	    is_host_pte_plain(r->m.huge_pte))
 		r->level = kvm_mmu_max_slot_level(slot, r->start, r->m.level);
 
 	if (r->level > PG_LEVEL_4K) {
@@ -559,7 +629,7 @@ static int look_at_host(struct kvm_tdp_populate *p, struct region *r)
 		r->last = r->first + KVM_PAGES_PER_HPAGE(r->level);
 	}
 
-	return is_range_being_invalidated(p->kvm, r->first, r->last) ? -EAGAIN : 0;
+	return is_gfn_range_being_invalidated(p->kvm, r->first, r->last) ? -EAGAIN : 0;
 }
 
 /* Whether the host has anything to map, at least in parts, in the region. */
@@ -675,6 +745,12 @@ static int populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 	return r->filled;
 }
 
+static void count_absent(struct kvm_tdp_populate *p, u64 nr)
+{
+	p->absent += nr;
+	atomic64_add(nr, &p->kvm->stat.tdp_populate_absent);
+}
+
 /*
  * Map what is present from @start on, until @end or until enough has been done
  * for one acquisition of mmu_lock, which is held for read, as is RCU.  Returns
@@ -698,6 +774,7 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 	p->template[1] = 0;
 	p->plain_pte[0] = ~0ull;
 	p->plain_pte[1] = ~0ull;
+	p->checked = HOST_PTE_CHECKED | host_write_mask();
 	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
 
 	for_each_tdp_pte_min_level(iter, root, PG_LEVEL_2M, start, end) {
@@ -749,10 +826,8 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 			break;
 	}
 
-	if (absent) {
-		p->absent += absent;
-		atomic64_add(absent, &p->kvm->stat.tdp_populate_absent);
-	}
+	if (absent)
+		count_absent(p, absent);
 
 	if (gfn > start)
 		return gfn - start;
@@ -777,18 +852,19 @@ static struct kvm_mmu_page *find_root(struct kvm *kvm, union kvm_mmu_page_role r
 }
 
 /*
- * Get the page tables that are wanted, with nothing locked.  They are charged to
- * the VM, but are a convenience: don't have the VM killed for one if its memory
- * cgroup is at the limit.
+ * Page tables are charged to the VM, but are a convenience: rather do without one
+ * than have the VM's, or anybody's, memory reclaimed for it, let alone a process
+ * killed.
  */
+#define POPULATE_GFP	(GFP_NOWAIT | __GFP_ACCOUNT)
+
+/* Get the page tables that are wanted, with nothing locked. */
 static int topup(struct kvm_tdp_populate *p)
 {
-	const gfp_t gfp = GFP_KERNEL_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN;
-
 	if (!p->leaf_sp && p->want_leaf_sp)
-		p->leaf_sp = tdp_mmu_alloc_sp_for_split(gfp);
+		p->leaf_sp = tdp_mmu_alloc_sp_for_split(POPULATE_GFP);
 	if (!p->table_sp && p->want_table_sp)
-		p->table_sp = tdp_mmu_alloc_sp_for_split(gfp);
+		p->table_sp = tdp_mmu_alloc_sp_for_split(POPULATE_GFP);
 
 	if ((p->want_leaf_sp && !p->leaf_sp) || (p->want_table_sp && !p->table_sp))
 		return -ENOMEM;
@@ -809,11 +885,19 @@ static int topup(struct kvm_tdp_populate *p)
  */
 long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 {
+	const gfn_t nr_gfns = tdp_root_nr_gfns(p->role.level);
 	struct kvm *kvm = p->kvm;
 	struct kvm_mmu_page *root;
 	long r;
 
 	lockdep_assert_held(&kvm->srcu);
+
+	/* What no vCPU can reach is not there. */
+	if (start >= nr_gfns) {
+		count_absent(p, end - start);
+		return end - start;
+	}
+	end = min(end, nr_gfns);
 
 	do {
 		/* If the previous region took a page table, so will this. */
@@ -833,7 +917,7 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 		rcu_read_unlock();
 		read_unlock(&kvm->mmu_lock);
 
-		if (r == -ENOENT && kvm_tdp_mmu_create_root(kvm, p->role))
+		if (r == -ENOENT && kvm_tdp_mmu_create_root(kvm, p->role, POPULATE_GFP))
 			return -ENOMEM;
 	} while (r == -EBUSY || r == -ENOBUFS || r == -ENOENT);
 

@@ -34,9 +34,10 @@ struct kvm_tdp_populate {
 	unsigned long vma_end;
 	unsigned long vma_seq;
 
-	/* 4KiB SPTEs less the pfn, by whether the PTE has _PAGE_RW; 0 if not yet made. */
+	/* 4KiB SPTEs less the pfn, by whether the PTE is writable; 0 if not yet made. */
 	u64 template[2];
-	/* What the checked bits of a host PTE are if the template fits as is. */
+	/* The bits of a host PTE that matter, and what they are if the template fits. */
+	u64 checked;
 	u64 plain_pte[2];
 	/* Writable SPTEs are subject to mmu_try_to_unsync_pages(). */
 	bool tracked;
