@@ -6,7 +6,8 @@ export KVER CMD TESTS
 
 run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
-	$(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(BACKEND),--backend $(BACKEND))
+	$(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(BACKEND),--backend $(BACKEND)) \
+	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
 	stress fuzz test-broken test-debug test-tools tools demo qemu bench bench-locking lab docs lint clean
@@ -78,7 +79,7 @@ bench: build/.setup ## count instructions a page with stock modules and with our
 bench-locking: build/.setup ## time what a vCPU's fault waits for while the host changes much memory [ARGS='--modes alone']
 	@$(lab) bench-locking $(ARGS)
 
-lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK TIMEOUT BACKEND]
+lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK TIMEOUT BACKEND MACHINE=4level]
 	@$(lab) run $(run_options) -- "$$CMD"
 
 docs: build/.setup ## build the HTML of Documentation/virt/kvm into build/docs; fails on a new warning

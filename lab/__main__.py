@@ -64,6 +64,8 @@ def _run(args: argparse.Namespace) -> int:
     if not args.stock:
         modules.build()
     if args.backend == "ept":
+        if args.machine != "default":
+            raise LabError("--machine is of NPT: Bochs has one machine")
         return _run_on_bochs(args)
     return boot.run(
         args.cmd,
@@ -72,6 +74,7 @@ def _run(args: argparse.Namespace) -> int:
         params=args.params,
         icount=args.icount,
         stock=args.stock,
+        machine=args.machine,
         timeout=args.timeout,
     ).status
 
@@ -155,6 +158,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend", choices=("npt", "ept"), default="npt", help="AMD or Intel"
     )
+    boot.add_machine(command)
     command.add_argument("cmd", help="shell command; runs as root in the repository's root")
 
 

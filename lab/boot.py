@@ -8,6 +8,7 @@ The guest sees the host's files, read-only but for build/; the command runs as r
 the root of the repository. The emulated CPU is an AMD one with SVM and nested paging.
 """
 
+import argparse
 import os
 import shlex
 import shutil
@@ -27,6 +28,25 @@ from lab.paths import BUILD, ROOT, RUNS, VENV_BIN
 TIMED_OUT = 124
 COMPLAINED = 97
 """Status of a run whose command passed, but whose kernel complained."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What emulated machines differ in."""
+
+    cpu: str = "max"
+    kernel: str = ""
+    """Parameters of its kernel."""
+
+
+MACHINES = {
+    "default": Machine(),
+    "5level": Machine(cpu="max,phys-bits=52"),
+    "4level": Machine(cpu="max,phys-bits=52", kernel="no5lvl"),
+}
+"""Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
+VM's tables have as many levels as the host's own: five, unless it is told to use four. Four
+reach 48 bits, but memslots may be above that."""
 
 KEPT_RUNS = 20
 TAIL = 30
@@ -65,6 +85,7 @@ def run(
     turns: int = 1,
     parallel: bool = False,
     stock: bool = False,
+    machine: str = "default",
     timeout: float = 600,
     log: Path | None = None,
     quiet: bool = False,
@@ -74,15 +95,17 @@ def run(
     `params` are of kvm.ko, or prefixed with `kvm_amd.`. `icount` counts instructions
     as nanoseconds, on one CPU or, in turns, on so many, of which all count. `parallel` has
     CPUs run at the same time, if one wants to know how long that takes. `stock` takes
-    the distribution's modules. `timeout` is in seconds and includes the boot. `log` gets a
-    copy of the output. The output also passes on live to stdout, unless `quiet`.
+    the distribution's modules. `machine` is one of MACHINES. `timeout` is in seconds and
+    includes the boot. `log` gets a copy of the output. The output also passes on live to
+    stdout, unless `quiet`.
     LabError: no boot, or a module does not load.
     """
     directory = new_directory()
     _write_job(directory, cmd, params, stock=stock)
-    machine = ["--cpus", str(turns if icount else cpus), "--memory", mem]
+    kind = MACHINES[machine]
+    size = ["--cpus", str(turns if icount else cpus), "--memory", mem]
     accelerator = ICOUNT if icount else "" if parallel else IN_TURNS
-    options = f"-cpu max {accelerator}"
+    options = f"-cpu {kind.cpu} {accelerator}"
     command = [
         *(
             VENV_BIN / "vng",
@@ -92,8 +115,8 @@ def run(
             "--verbose",
             "--force-9p",
         ),
-        *("--user", "root", "--rwdir", BUILD, *machine, f"--qemu-opts={options}"),
-        *("--append", "modprobe.blacklist=kvm_amd,kvm_intel"),
+        *("--user", "root", "--rwdir", BUILD, *size, f"--qemu-opts={options}"),
+        *("--append", f"modprobe.blacklist=kvm_amd,kvm_intel {kind.kernel}".strip()),
         *("--", f"bash lab/guest.sh {shlex.quote(str(directory))}"),
     ]
     sinks: list[IO[bytes]] = [] if quiet else [sys.stdout.buffer]
@@ -102,6 +125,16 @@ def run(
     if log:
         shutil.copyfile(directory / "output", log)
     return _judge(directory, timeout if late else None)
+
+
+def add_machine(command: argparse.ArgumentParser) -> None:
+    """Add the option that chooses one of MACHINES."""
+    command.add_argument(
+        "--machine",
+        choices=MACHINES,
+        default="default",
+        help="52-bit physical addresses, of which page tables with 4 levels reach 48 bits",
+    )
 
 
 def new_directory() -> Path:

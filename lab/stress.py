@@ -40,6 +40,7 @@ def _configure(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=lambda text: int(text, 0), help="of an earlier run")
     command.add_argument("--params", default="global_tdp=1", help="of kvm.ko")
     command.add_argument("--cpus", type=int, default=2, help="of the emulated machine")
+    boot.add_machine(command)
 
 
 def _run(
@@ -54,6 +55,7 @@ def _run(
         f"{program} {length} -s {seed:#x}",
         cpus=args.cpus,
         params=args.params,
+        machine=args.machine,
         timeout=seconds + _BOOT,
     ).status
     verdict = "passed" if status == 0 else f"failed, status {status}"
