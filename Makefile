@@ -6,7 +6,7 @@ export KVER CMD TESTS
 
 run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
-	$(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(BACKEND),--backend $(BACKEND)) \
+	$(if $(CHECKED),--checked) $(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(BACKEND),--backend $(BACKEND)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
@@ -30,8 +30,8 @@ series: build/.setup ## export the mailable series to build/series, look it thro
 refresh: build/.setup ## take commits made in build/linux back into patches/ and new files
 	@$(lab) refresh
 
-modules: build/.setup ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock headers
-	@$(lab) modules
+modules: build/.setup ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock headers [CHECKED=1: with assertions]
+	@$(lab) modules $(if $(CHECKED),--checked)
 
 deb: build/.setup ## build the package kvm-global-tdp-dkms into build/: for the composed kernel's version
 	@$(lab) deb
@@ -42,8 +42,8 @@ test-package: build/.setup ## install, turn on and remove the package on Debian 
 selftests: build/.setup ## build KVM's selftests, static, into build/selftests
 	@$(lab) selftests
 
-check: build/.setup ## run the series' tests on NPT, global_tdp=1; two minutes [TESTS='global_tdp_api_test ...']
-	@$(lab) check --tests "$$TESTS"
+check: build/.setup ## run the series' tests on NPT, global_tdp=1; two minutes [TESTS='global_tdp_api_test ...' CHECKED=1]
+	@$(lab) check --tests "$$TESTS" $(if $(CHECKED),--checked)
 
 test: build/.setup ## run every test: the series' on NPT and EPT, the kernel's own against stock modules
 	@$(lab) test --tests "$$TESTS"
@@ -79,7 +79,7 @@ bench: build/.setup ## count instructions a page with stock modules and with our
 bench-locking: build/.setup ## time what a vCPU's fault waits for while the host changes much memory [ARGS='--modes alone']
 	@$(lab) bench-locking $(ARGS)
 
-lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK TIMEOUT BACKEND MACHINE=4level]
+lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK CHECKED TIMEOUT BACKEND MACHINE=4level]
 	@$(lab) run $(run_options) -- "$$CMD"
 
 docs: build/.setup ## build the HTML of Documentation/virt/kvm into build/docs; fails on a new warning

@@ -44,8 +44,8 @@ def _refresh(_: argparse.Namespace) -> None:
     refresh.refresh()
 
 
-def _modules(_: argparse.Namespace) -> None:
-    modules.build()
+def _modules(args: argparse.Namespace) -> None:
+    modules.build(checked=args.checked)
 
 
 def _deb(_: argparse.Namespace) -> None:
@@ -62,7 +62,7 @@ def _selftests(_: argparse.Namespace) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if not args.stock:
-        modules.build()
+        modules.build(checked=args.checked)
     if args.backend == "ept":
         if args.machine != "default":
             raise LabError("--machine is of NPT: Bochs has one machine")
@@ -75,6 +75,7 @@ def _run(args: argparse.Namespace) -> int:
         icount=args.icount,
         stock=args.stock,
         machine=args.machine,
+        checked=args.checked,
         timeout=args.timeout,
     ).status
 
@@ -87,7 +88,12 @@ def _run_on_bochs(args: argparse.Namespace) -> int:
     }
     commands = [line for line in args.cmd.splitlines() if line.strip()]
     outcomes = bochs.run(
-        commands, sorted(programs), args.params, stock=args.stock, timeout=args.timeout
+        commands,
+        sorted(programs),
+        args.params,
+        stock=args.stock,
+        checked=args.checked,
+        timeout=args.timeout,
     )
     for outcome in outcomes:
         print(f"$ {outcome.cmd}\n{outcome.output}status {outcome.status}")
@@ -122,7 +128,9 @@ def parser() -> argparse.ArgumentParser:
     add("tree", _tree, "compose the kernel tree in build/linux")
     add("series", _series, "export the mailable series to build/series and check it")
     add("refresh", _refresh, "take commits in build/linux back into patches/6.12")
-    add("modules", _modules, "build the KVM modules into build/modules")
+    building = add("modules", _modules, "build the KVM modules into build/modules")
+    text = "with assertions, into build/checked"
+    building.add_argument("--checked", action="store_true", help=text)
     add("deb", _deb, "build the package kvm-global-tdp-dkms into build/")
     testing = add("test-package", package_test.run, "install, use, remove it on Debian 12, 13")
     package_test.configure(testing)
@@ -153,7 +161,9 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         "--params", default="", help="of kvm.ko; kvm_amd.NAME=VALUE of kvm-amd"
     )
     command.add_argument("--icount", action="store_true", help="1 ns is 1 instruction; 1 CPU")
-    command.add_argument("--stock", action="store_true", help="the distribution's KVM")
+    whose = command.add_mutually_exclusive_group()
+    whose.add_argument("--stock", action="store_true", help="the distribution's KVM")
+    whose.add_argument("--checked", action="store_true", help="ours with assertions")
     command.add_argument("--timeout", type=float, default=600, help="seconds, with the boot")
     command.add_argument(
         "--backend", choices=("npt", "ept"), default="npt", help="AMD or Intel"

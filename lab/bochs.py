@@ -85,6 +85,7 @@ def run(
     params: str = "",
     *,
     stock: bool = False,
+    checked: bool = False,
     image: Path | None = None,
     timeout: float = 1800,
     mem: int = 2048,
@@ -93,12 +94,13 @@ def run(
 
     `programs` are static and under the root of the repository. `mem` is in MiB. A
     command that did not end in `timeout` seconds, and those after it, are TIMED_OUT.
-    `image` is a kernel with KVM built in, to boot instead of Debian's.
+    `stock` and `checked` are as in lab.boot. `image` is a kernel with KVM built in, to boot
+    instead of Debian's.
     """
     _install()
     directory = boot.new_directory()
     wanted = f"kvm_intel.{KVM_INTEL} {params}"
-    modules = {} if image else _modules(wanted, stock=stock)
+    modules = {} if image else _modules(wanted, stock=stock, checked=checked)
     _make_initramfs(directory, modules, commands, programs)
     _make_disc(directory, image or debian.kernel().image, wanted if image else "")
     (directory / "bochsrc").write_text(SETTINGS.format(mem=mem, shared=_SHARED))
@@ -130,16 +132,17 @@ def _install() -> None:
     scratch.rename(INSTALLED)
 
 
-def _modules(wanted: str, *, stock: bool) -> dict[Path, str]:
+def _modules(wanted: str, *, stock: bool, checked: bool) -> dict[Path, str]:
     """Return modules, of swap space and of KVM, in the order to load them; parameters."""
     kernel = debian.kernel()
-    chosen = params.split(wanted, kernel, stock=stock)
+    chosen = params.split(wanted, kernel, stock=stock, checked=checked)
     where = ("-d", kernel.root, "-S", kernel.release)
     needed = shell.output("/sbin/modprobe", *where, "--show-depends", "zram").splitlines()
     found = {Path(line.split()[1]): "" for line in needed}
     found[kernel.modules / "kernel/virt/lib/irqbypass.ko.xz"] = ""
     for owner in ("kvm", "kvm_intel"):
-        found[params.module(kernel, owner, stock=stock)] = chosen[owner]
+        module = params.module(kernel, owner, stock=stock, checked=checked)
+        found[module] = chosen[owner]
     return found
 
 

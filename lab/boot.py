@@ -86,6 +86,7 @@ def run(
     parallel: bool = False,
     stock: bool = False,
     machine: str = "default",
+    checked: bool = False,
     timeout: float = 600,
     log: Path | None = None,
     quiet: bool = False,
@@ -95,13 +96,14 @@ def run(
     `params` are of kvm.ko, or prefixed with `kvm_amd.`. `icount` counts instructions
     as nanoseconds, on one CPU or, in turns, on so many, of which all count. `parallel` has
     CPUs run at the same time, if one wants to know how long that takes. `stock` takes
-    the distribution's modules. `machine` is one of MACHINES. `timeout` is in seconds and
+    the distribution's modules, `checked` ours with assertions. `machine` is one of MACHINES.
+    `timeout` is in seconds and
     includes the boot. `log` gets a copy of the output. The output also passes on live to
     stdout, unless `quiet`.
     LabError: no boot, or a module does not load.
     """
     directory = new_directory()
-    _write_job(directory, cmd, params, stock=stock)
+    _write_job(directory, cmd, params, stock=stock, checked=checked)
     kind = MACHINES[machine]
     size = ["--cpus", str(turns if icount else cpus), "--memory", mem]
     accelerator = ICOUNT if icount else "" if parallel else IN_TURNS
@@ -147,18 +149,15 @@ def new_directory() -> Path:
     return directory
 
 
-def _write_job(directory: Path, cmd: str, wanted: str, *, stock: bool) -> None:
+def _write_job(directory: Path, cmd: str, wanted: str, *, stock: bool, checked: bool) -> None:
     kernel = debian.kernel()
-    job = {f"{owner}_params": text for owner, text in _split(wanted, kernel, stock).items()}
+    split = params.split(wanted, kernel, stock=stock, checked=checked)
+    job = {f"{owner}_params": text for owner, text in split.items()}
     for owner in ("kvm", "kvm_amd"):
-        job[owner] = str(params.module(kernel, owner, stock=stock))
+        job[owner] = str(params.module(kernel, owner, stock=stock, checked=checked))
     lines = (f"{name}={shlex.quote(value)}\n" for name, value in job.items())
     (directory / "job").write_text("".join(lines))
     (directory / "command").write_text(cmd + "\n")
-
-
-def _split(wanted: str, kernel: debian.Kernel, stock: bool) -> dict[str, str]:
-    return params.split(wanted, kernel, stock=stock)
 
 
 def pump(

@@ -36,6 +36,9 @@ class Broken:
     late: str = ""
     """A function of the kernel that returns late meanwhile."""
 
+    checked: bool = False
+    """Whether it takes the modules with assertions to notice."""
+
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Add the arguments."""
@@ -49,6 +52,7 @@ def load() -> list[Broken]:
         Broken(
             *(entry[name] for name in ("promise", "test", "file", "from", "to")),
             entry.get("late", ""),
+            entry.get("checked", False),
         )
         for entry in entries
     ]
@@ -67,12 +71,13 @@ def apply(text: str, broken: Broken) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Build and test them one by one; 1 if a test did not notice."""
-    modules.build()
-    selftests.build()
-    delay.build()
     chosen = [broken for broken in load() if args.only in broken.promise]
     if not chosen:
         raise LabError(f"--only {args.only}: no such promise in {LIST.relative_to(ROOT)}")
+    for checked in {False, *(broken.checked for broken in chosen)}:
+        modules.build(checked=checked)
+    selftests.build()
+    delay.build()
     table = Table("promise", "test", "noticed by")
     missed = 0
     for number, broken in enumerate(chosen, 1):
@@ -90,7 +95,7 @@ def _try(broken: Broken) -> str:
     """Return what told that the promise is broken, "" if nothing did."""
     _build(broken)
     path = DIRECTORY / "kvm.ko"
-    amd = params.module(debian.kernel(), "kvm_amd", stock=False)
+    amd = params.module(debian.kernel(), "kvm_amd", stock=False, checked=broken.checked)
     test = SELFTESTS / "x86_64" / f"global_tdp_{broken.test}_test"
     late = f" && {tests.with_delay(broken.late, 200)}" if broken.late else ""
     script = (
@@ -112,9 +117,10 @@ def _try(broken: Broken) -> str:
 
 def _build(broken: Broken) -> None:
     tree.ensure()
-    modules.mirror(DIRECTORY / "kmod")
-    path = DIRECTORY / "kmod" / broken.file
+    kmod = DIRECTORY / ("checked/kmod" if broken.checked else "kmod")
+    modules.mirror(kmod, checked=broken.checked)
+    path = kmod / broken.file
     path.write_text(apply(path.read_text(), broken))
-    modules.compile_in(DIRECTORY / "kmod", "broken", werror=False)
-    built = DIRECTORY / "kmod" / "arch/x86/kvm" / "kvm.ko"
+    modules.compile_in(kmod, "broken", werror=False, checked=broken.checked)
+    built = kmod / "arch/x86/kvm" / "kvm.ko"
     shell.output("strip", "--strip-debug", built, "-o", DIRECTORY / "kvm.ko")

@@ -7,16 +7,16 @@ from pathlib import Path
 from lab import shell
 from lab.debian import Kernel
 from lab.error import LabError
-from lab.paths import MODULES
+from lab.paths import CHECKED, MODULES
 
 OWNERS = ("kvm", "kvm_amd", "kvm_intel")
 
 
-def module(kernel: Kernel, owner: str, *, stock: bool) -> Path:
-    """Return the file of a KVM module, ours or the distribution's."""
+def module(kernel: Kernel, owner: str, *, stock: bool, checked: bool = False) -> Path:
+    """Return the file of a KVM module, ours, with assertions or without, or Debian's."""
     name = owner.replace("_", "-") + ".ko"
     if not stock:
-        path = MODULES / name
+        path = (CHECKED if checked else MODULES) / name
         if not path.exists():
             raise LabError(f"{path.name} is not built: run make modules")
         return path
@@ -25,14 +25,14 @@ def module(kernel: Kernel, owner: str, *, stock: bool) -> Path:
     raise LabError(f"Debian's {name} of {kernel.release} is not there: make clean, then retry")
 
 
-def split(params: str, kernel: Kernel, *, stock: bool) -> dict[str, str]:
+def split(params: str, kernel: Kernel, *, stock: bool, checked: bool = False) -> dict[str, str]:
     """Return each module's parameters; the kernel would ignore unknown ones silently."""
     chosen: dict[str, list[str]] = {owner: [] for owner in OWNERS}
     for param in shlex.split(params):
         owner, dot, rest = param.partition(".")
         if not dot or owner not in OWNERS:
             owner, rest = "kvm", param
-        path = module(kernel, owner, stock=stock)
+        path = module(kernel, owner, stock=stock, checked=checked)
         name = rest.partition("=")[0]
         if name not in _known(path):
             whose = f"Debian's {owner}" if stock else owner

@@ -1,4 +1,4 @@
-"""Run the series' randomised tests for as long as one likes, on NPT."""
+"""Run the series' randomised tests for as long as one likes, on NPT, with assertions."""
 
 import argparse
 import secrets
@@ -46,7 +46,7 @@ def _configure(command: argparse.ArgumentParser) -> None:
 def _run(
     args: argparse.Namespace, test: str, length: str, length_text: str, seconds: float
 ) -> int:
-    modules.build()
+    modules.build(checked=True)
     selftests.build()
     seed = secrets.randbits(31) if args.seed is None else args.seed
     print(f"{test}: {length_text}, --seed {seed:#x}", flush=True)
@@ -56,6 +56,7 @@ def _run(
         cpus=args.cpus,
         params=args.params,
         machine=args.machine,
+        checked=True,
         timeout=seconds + _BOOT,
     ).status
     verdict = "passed" if status == 0 else f"failed, status {status}"

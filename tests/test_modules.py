@@ -4,9 +4,11 @@ import fcntl
 import subprocess
 import sys
 import unittest
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from lab import modules
-from lab.paths import BUILD, ROOT
+from lab import modules, tree
+from lab.paths import BUILD, LINUX, ROOT
 
 TRY = """
 import fcntl
@@ -43,6 +45,28 @@ class Lock(unittest.TestCase):
         self.assertEqual(python(HOLD_AND_DIE).returncode, -9)
         with (BUILD / ".modules.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class Flags(unittest.TestCase):
+    """Of the modules with assertions, and of no other."""
+
+    def test_only_the_checked_ones_are_told(self) -> None:
+        tree.ensure()
+        with TemporaryDirectory() as scratch:
+            for checked in (False, True):
+                modules.mirror(Path(scratch), checked=checked)
+                makefile = (Path(scratch) / "arch/x86/kvm/Makefile").read_text()
+                for flag in modules.CHECKS:
+                    self.assertEqual(flag in makefile, checked, flag)
+
+    def test_kvm_knows_the_options(self) -> None:
+        """One that Kconfig no longer has would be defined in vain."""
+        known = (LINUX / "arch/x86/kvm/Kconfig").read_text()
+        defined = [flag for flag in modules.CHECKS if flag.startswith("-D")]
+        self.assertTrue(defined)
+        for flag in defined:
+            name = flag.removeprefix("-DCONFIG_").removesuffix("=1")
+            self.assertIn(f"\nconfig {name}\n", known)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 
 from lab.suite import compare, machine, report
 from lab.suite.machine import Report
-from lab.suite.outcome import Outcome, State, judge
+from lab.suite.outcome import Outcome, State, judge, must_run
 from lab.suite.report import Part
 from lab.suite.tests import Test
 
@@ -41,6 +41,13 @@ class Judge(unittest.TestCase):
         self.assertIn("FEATURE_VMX", judge("t", 4, 1, text).reason)
         self.assertEqual(judge("t", 4, 1, "\nno such CPU\n").reason, "no such CPU")
         self.assertTrue(judge("t", 4, 1, "").reason)
+
+    def test_a_skip_of_what_must_run(self) -> None:
+        skipped = judge("t", 4, 1, "no such CPU\n")
+        self.assertIs(must_run(skipped).state, FAILED)
+        self.assertIn("no such CPU", must_run(skipped).reason)
+        passed = judge("t", 0, 1, "")
+        self.assertEqual(must_run(passed), passed)
 
     def test_skipped_parts_are_told(self) -> None:
         text = "ok 1 anon\nok 2 # SKIP hugetlb\n"

@@ -16,7 +16,7 @@ from lab.paths import ROOT, VENV_BIN
 from lab.shell import console
 from lab.suite import compare, machine, report, tests
 from lab.suite.machine import Report
-from lab.suite.outcome import Outcome, State
+from lab.suite.outcome import Outcome, State, must_run
 from lab.suite.report import Part
 from lab.suite.tests import Test
 
@@ -25,6 +25,7 @@ ASKED_FOR = ("tools",)
 """Parts that are left out unless they are named: make test-tools."""
 OFF, ON = "global_tdp=0", "global_tdp=1"
 STOCK = "stock modules"
+_CHECKED = "with assertions"
 
 _EPT_SECONDS = 2400
 _EPT_TIMEOUT = 60
@@ -49,6 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def configure_check(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the inner loop."""
     parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
+    text = "with assertions, as make test does, and VMs with memory attributes"
+    parser.add_argument("--checked", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,26 +60,33 @@ def run(args: argparse.Namespace) -> int:
     steps: dict[str, list[tuple[str, Step]]] = {
         "lint": [("lint", _lint)],
         "unit": [("unit tests of the lab", _unit)],
-        "npt": [(f"series' tests, NPT, {on}", _npt(on, wanted)) for on in (OFF, ON)],
+        "npt": [
+            (f"series' tests, NPT, {OFF}", _npt(OFF, wanted)),
+            (f"series' tests, NPT, {ON}, {_CHECKED}", _npt(ON, wanted, checked=True)),
+        ],
         "ept": [(f"series' tests, EPT, {ON}", _ept(ON, wanted))],
         "tools": [(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
         "stock": [("kernel's own tests", _stock)],
     }
     only = args.only or [name for name in PARTS if name not in ASKED_FOR]
     chosen = [step for name in PARTS if name in only for step in steps[name]]
-    return _run(chosen, build=not args.no_build)
+    return _run(chosen, build=not args.no_build, checked="npt" in only)
 
 
 def check(args: argparse.Namespace) -> int:
     """Run the series' tests on NPT with Global TDP on; 1 if any failed."""
-    return _run([(f"series' tests, NPT, {ON}", _npt(ON, args.tests.split()))], build=True)
+    title = f"series' tests, NPT, {ON}{f', {_CHECKED}' * args.checked}"
+    step = _npt(ON, args.tests.split(), checked=args.checked)
+    return _run([(title, step)], build=True, checked=args.checked)
 
 
-def _run(steps: Sequence[tuple[str, Step]], *, build: bool) -> int:
+def _run(steps: Sequence[tuple[str, Step]], *, build: bool, checked: bool) -> int:
     parts = []
     with _part("build", parts) as part:
         if build:
             modules.build()
+            if checked:
+                modules.build(checked=True)
             selftests.build()
             restore.build()
             delay.build()
@@ -133,12 +143,15 @@ class _Recorder(unittest.TextTestResult):
         self.outcomes.append(Outcome(name, state, output="\n".join(wrong)))
 
 
-def _npt(params: str, wanted: Sequence[str]) -> Step:
+def _npt(params: str, wanted: Sequence[str], *, checked: bool = False) -> Step:
     def step(part: Part) -> None:
         chosen = tests.ours(wanted)
         if params == ON:
             chosen += tests.variants("npt", wanted) + tests.delayed(wanted)
-        done = machine.on_npt(f"npt {params}", chosen, params)
+        private = tests.private(wanted) if checked else []
+        done = machine.on_npt(f"npt {params}", [*chosen, *private], params, checked=checked)
+        for test in private:
+            done.outcomes[test.name] = must_run(done.outcomes[test.name])
         part.outcomes += [*done.outcomes.values(), *done.splats]
 
     return step

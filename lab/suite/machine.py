@@ -44,7 +44,12 @@ def signature(text: str) -> str:
 
 
 def on_npt(
-    label: str, tests: Sequence[Test], params: str = "", *, stock: bool = False
+    label: str,
+    tests: Sequence[Test],
+    params: str = "",
+    *,
+    stock: bool = False,
+    checked: bool = False,
 ) -> Report:
     """Run the tests; a machine that dies of one is booted again for the rest."""
     report = Report()
@@ -52,7 +57,8 @@ def on_npt(
     for attempt in range(_BOOTS):
         if not left:
             break
-        _boot(f"{label}, boot {attempt + 1}" if attempt else label, left, params, stock, report)
+        name = f"{label}, boot {attempt + 1}" if attempt else label
+        _boot(name, left, params, report, stock=stock, checked=checked)
         left = [test for test in left if test.name not in report.outcomes]
     for test in left:
         reason = f"not run: the machine died {_BOOTS} times"
@@ -60,7 +66,9 @@ def on_npt(
     return report
 
 
-def _boot(name: str, tests: list[Test], params: str, stock: bool, report: Report) -> None:
+def _boot(
+    name: str, tests: list[Test], params: str, report: Report, *, stock: bool, checked: bool
+) -> None:
     directory = DIRECTORY / re.sub(r"\W+", "-", name)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -74,6 +82,7 @@ def _boot(name: str, tests: list[Test], params: str, stock: bool, report: Report
             shlex.join(map(str, command)),
             params=params,
             stock=stock,
+            checked=checked,
             timeout=limit,
         )
     except LabError as error:

@@ -1,7 +1,7 @@
 """What came of a test in one machine, and how a program's own words tell it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 SKIPPED = 4
@@ -53,6 +53,13 @@ def judge(name: str, status: int | None, seconds: float, output: str) -> Outcome
     else:
         state, reason = State.PASSED, _parts_skipped(output)
     return Outcome(name, state, seconds, reason, output)
+
+
+def must_run(outcome: Outcome) -> Outcome:
+    """Return the outcome of a test that has all it needs: a skip is a failure then."""
+    if outcome.state is not State.SKIPPED:
+        return outcome
+    return replace(outcome, state=State.FAILED, reason=f"skipped: {outcome.reason}")
 
 
 def _skip_reason(output: str) -> str:

@@ -67,6 +67,15 @@ _DELAYED = {
 so many microseconds: a page is in the dirty log, but not writable yet; a range is
 registered as being invalidated, but still mapped by the host."""
 
+_PRIVATE = (
+    "guest_memfd_test",
+    "pre_fault_memory_test",
+    "x86_64/private_mem_conversions_test",
+    "x86_64/private_mem_kvm_exits_test",
+)
+"""Of the kernel's own tests, those that are about VMs with memory attributes, or have a part
+for them: they take KVM_SW_PROTECTED_VM, i.e. our modules with assertions."""
+
 _LEFT_OUT = {
     "hardware_disable_test": "left out: does not end within 120 s on an emulated CPU",
     "rseq_test": "left out: does not end within 120 s on an emulated CPU",
@@ -156,6 +165,11 @@ def stock(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests the kernel already has, or those of the programs `wanted`."""
     names = [name for name in _programs() if not name.startswith(_OURS)]
     return list(_stock(name for name in names if not wanted or name in wanted))
+
+
+def private(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the kernel's own tests of VMs with memory attributes."""
+    return [] if wanted else stock(_PRIVATE)
 
 
 def tools(*, stock: bool) -> list[Test]:
