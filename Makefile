@@ -85,7 +85,7 @@ lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUN
 docs: build/.setup ## build the HTML of Documentation/virt/kvm into build/docs; fails on a new warning
 	@$(lab) docs
 
-lint: build/.setup ## look through the lab with ruff, through the series with checkpatch
+lint: build/.setup ## look through the lab with ruff, through the series with checkpatch and sparse
 	@$(lab) lint
 
 clean: ## remove build/, unless build/linux has edits that were not taken back

@@ -149,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
     locking.configure(add("bench-locking", locking.run, text))
     demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
     add("qemu", _qemu, "build QEMU with the patches of integration/qemu")
-    add("lint", _lint, "look through the lab with ruff, the series with checkpatch")
+    add("lint", _lint, "look through the lab with ruff, the series with checkpatch, sparse")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top
 

@@ -1,8 +1,8 @@
-"""Look through what people write here: the lab with ruff, the series with checkpatch."""
+"""Look through the lab with ruff, through the series with checkpatch and sparse."""
 
 import subprocess
 
-from lab import checkpatch, series
+from lab import checkpatch, modules, series, sparse
 from lab.error import LabError
 from lab.paths import ROOT, VENV_BIN
 
@@ -14,3 +14,5 @@ def lint() -> None:
     if sum(subprocess.run(look, cwd=ROOT).returncode for look in looks):
         raise LabError("ruff objects to lab/: ruff check --fix, ruff format")
     checkpatch.check(series.export())
+    modules.build()
+    sparse.check()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 
-from lab import delay, modules, restore, selftests
+from lab import delay, modules, restore, selftests, sparse
 from lab.error import LabError
 from lab.paths import ROOT, VENV_BIN
 from lab.shell import console
@@ -118,6 +118,9 @@ def _lint(part: Part) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     state = State.FAILED if done.returncode else State.PASSED
     part.outcomes.append(Outcome("ruff check", state, output=done.stdout + done.stderr))
+    reasons = sparse.judge(sparse.list_new())
+    state = State.FAILED if reasons else State.PASSED
+    part.outcomes.append(Outcome("sparse", state, output="\n".join(reasons)))
 
 
 def _unit(part: Part) -> None:
