@@ -1,6 +1,9 @@
 """What `make test-debug` holds against the series, and what not."""
 
+import os
 import unittest
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from lab import debug
 
@@ -9,6 +12,22 @@ KVM = {"kvm_faultin_pfn", "kvm_mmu_invalidate_end", "fill_holes", "tdp_mmu_zap_s
 
 def _report(what: str) -> str:
     return f"[   28.814698] BUG: {what}\n[   28.814700] \n[   28.814701] write to 0xffa0"
+
+
+class Configuration(unittest.TestCase):
+    """That was made once is not kept for ever."""
+
+    def test_of_an_older_fragment(self) -> None:
+        with TemporaryDirectory() as scratch:
+            config, *fragments = (Path(scratch, name) for name in (".config", "a", "b"))
+            for number, fragment in enumerate(fragments):
+                fragment.touch()
+                os.utime(fragment, (100 + number, 100 + number))
+            self.assertTrue(debug._is_older(config, fragments))
+            config.touch()
+            self.assertFalse(debug._is_older(config, fragments))
+            os.utime(config, (100, 100))
+            self.assertTrue(debug._is_older(config, fragments))
 
 
 class Races(unittest.TestCase):

@@ -45,10 +45,13 @@ _KVM_OWN = (
     "access_tracking_perf_test",
     "demand_paging_test",
     "dirty_log_perf_test",
+    "guest_memfd_test",
     "kvm_page_table_test",
     "memslot_modification_stress_test",
     "pre_fault_memory_test",
     "set_memory_region_test",
+    "x86_64/private_mem_conversions_test",
+    "x86_64/private_mem_kvm_exits_test",
     "x86_64/smm_test",
 )
 """Of KVM's own tests, those of memory that end within their time in a debug kernel."""
@@ -115,7 +118,7 @@ def build(kind: str, *, stock: bool) -> Path:
         compiler = f"ccache {compiler}"
     fragments = [_FRAGMENTS / f"{name}.config" for name in ("base", kind)]
     with console.status(f"Building the {kind} kernel, some 20 minutes of a CPU"):
-        if not (output / ".config").exists():
+        if _is_older(output / ".config", fragments):
             shell.output(*make, "tinyconfig")
             merge = (source / "scripts/kconfig/merge_config.sh", "-m", "-O", output)
             shell.output(*merge, output / ".config", *fragments, cwd=source)
@@ -133,6 +136,13 @@ def _stock_source() -> Path:
         shutil.rmtree(source, ignore_errors=True)
         git("worktree", "add", "-q", "--detach", source, BASE)
     return source
+
+
+def _is_older(config: Path, fragments: list[Path]) -> bool:
+    """Whether the configuration is not there, or was made before a fragment was written."""
+    if not config.exists():
+        return True
+    return config.stat().st_mtime < max(fragment.stat().st_mtime for fragment in fragments)
 
 
 def _check(config: Path, fragments: list[Path]) -> None:
