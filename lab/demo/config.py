@@ -67,9 +67,9 @@ class Case:
     at_end: Counters = field(default_factory=dict)
     """The same, WINDOW seconds after resume."""
 
-    all_faults: Counters = field(default_factory=dict)
-    """Faults since the start and until the guest was verified, counted by `debugfs`,
-    by `qmp` query-stats and by the `tracepoint` kvm:kvm_page_fault."""
+    all_faults: int = 0
+    """KVM's pf_taken since the start and until the guest was verified; kvm.differ() has
+    compared it with what others count."""
 
     migration: dict[str, Any] = field(default_factory=dict)
     """The source's query-migrate at the end; empty for savevm."""
