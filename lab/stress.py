@@ -7,6 +7,14 @@ from lab import boot, modules, selftests
 from lab.paths import SELFTESTS
 
 _BOOT = 120
+_SWAP = """\
+set -e
+modprobe zram
+echo 256M >/sys/block/zram0/disksize
+mkswap -q /dev/zram0
+swapon /dev/zram0
+"""
+"""Without swap space, the host reclaims nothing of a guest."""
 _CALLS_PER_SECOND = 100
 """That any machine manages; for the time limit only."""
 
@@ -49,10 +57,11 @@ def _run(
     modules.build(checked=True)
     selftests.build()
     seed = secrets.randbits(31) if args.seed is None else args.seed
-    print(f"{test}: {length_text}, --seed {seed:#x}", flush=True)
+    again = f"--machine {args.machine} --seed {seed:#x}"
+    print(f"{test}: {length_text}, {again}", flush=True)
     program = SELFTESTS / "x86_64" / f"global_tdp_{test}_test"
     status = boot.run(
-        f"{program} {length} -s {seed:#x}",
+        f"{_SWAP}{program} {length} -s {seed:#x}",
         cpus=args.cpus,
         params=args.params,
         machine=args.machine,
@@ -60,5 +69,5 @@ def _run(
         timeout=seconds + _BOOT,
     ).status
     verdict = "passed" if status == 0 else f"failed, status {status}"
-    print(f"{test}: {verdict}, --seed {seed:#x}")
+    print(f"{test}: {verdict}, {again}")
     return status
