@@ -31,6 +31,12 @@ _FLUSHED = 0.1
 """Seconds; interval probes have run by then."""
 
 _FAULTS = (str(SELFTESTS / "demand_paging_test"), "-b", "4M", "-v", "2")
+_LARGE_MIB, _ALIASES = 128, 64
+_BENCH = str(SELFTESTS / "x86_64/global_tdp_locking_bench")
+_LARGE = (_BENCH, "-t", "2", "-m", str(_LARGE_MIB), "-r", "1")
+"""Two threads of the VMM, then two of the kernel, populate 8 GiB: so many times the same."""
+_COMM = 15
+"""Characters of a thread's name that the kernel keeps."""
 _MIB = 4
 _PAGES = _MIB << 8
 _WRITE_STEP = 8
@@ -104,12 +110,28 @@ def populate() -> None:
         pages = counted["tdp_populated_4k"] + 512 * counted["tdp_populated_2m"]
         _same(f"pages installed, {way}", installed, pages)
         _at_least(f"pages installed, {way}", installed, _PAGES)
-        threads = {key.partition(",")[2] for key in told["@pages_installed"]}
-        _same("threads that do", threads, {"kvm-gtdp" if "follow" in way else "restore"})
+        thread = ("follower", "kvm-gtdp") if "follow" in way else ("VMM", "restore")
+        _same("threads that do", _populating(told), {thread})
         if "follow" in way:
             passes = [line.split() for line in text if re.match(r"\d\d:\d\d:\d\d \d", line)]
             _same("passes shown", len(passes), sum(told["@passes"].values()))
             _same("pages of all passes", sum(int(row[4]) for row in passes), pages)
+
+
+def populate_large() -> None:
+    """Check who maps the pages of a VM that is large enough for the follower to have help."""
+    told, _, _ = _trace("populate.bt", _LARGE)
+    follower = {("follower", name) for name in ("kvm-gtdp", "kvm-gtdp-help")}
+    vmm = {("VMM", Path(_BENCH).name[:_COMM])}
+    _same("threads that do", _populating(told), follower | vmm)
+    for who in ("follower", "VMM"):
+        installed = sum(n for key, n in told["@pages_installed"].items() if f",{who}," in key)
+        _same(f"pages installed by the {who}", installed, (_LARGE_MIB << 8) * _ALIASES)
+
+
+def _populating(told: dict[str, object]) -> set[tuple[str, ...]]:
+    """Return whose threads populated, and their names."""
+    return {tuple(key.split(",")[1:]) for key in told["@pages_installed"]}
 
 
 def populate_on_stock() -> None:
@@ -160,7 +182,9 @@ def _trace(
             elif not entry.get("type"):
                 # The program's, maybe in the middle of a line of the tool's.
                 others.append(line)
-        return maps, json.loads(counts.read_text()), [*text.splitlines(), *others]
+        counted = json.loads(counts.read_text())
+        _same(f"status of {program[0]}", counted.pop("status"), 0)
+        return maps, counted, [*text.splitlines(), *others]
 
 
 def _watched(counts: Path, program: Sequence[str]) -> list[str]:
@@ -169,7 +193,7 @@ def _watched(counts: Path, program: Sequence[str]) -> list[str]:
 
 
 def _watch(file: Path, program: Sequence[str]) -> int:
-    """Run the program; write what KVM counted for all of its VMs, summed up."""
+    """Run the program; write its status and what KVM counted for all of its VMs, summed up."""
     known, held = _vms(), {}
     running = subprocess.Popen(program)
     while running.poll() is None:
@@ -183,6 +207,7 @@ def _watch(file: Path, program: Sequence[str]) -> int:
         for path in (_DEBUGFS / name).iterdir():
             if _COUNTERS.fullmatch(path.name):
                 counters[path.name] = counters.get(path.name, 0) + int(path.read_text())
+    counters["status"] = running.returncode
     file.write_text(json.dumps(counters))
     return running.returncode
 
@@ -230,7 +255,7 @@ def _at_least(what: str, told: int, least: int) -> None:
 
 CHECKS: dict[bool, tuple[Callable[[], None], ...]] = {
     True: (fault_latency, brownout, mmu_lock, perf, populate_on_stock),
-    False: (fault_latency, brownout, mmu_lock, perf, populate),
+    False: (fault_latency, brownout, mmu_lock, perf, populate, populate_large),
 }
 """On stock modules, and on ours."""
 
