@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         "npt": [
             (f"series' tests, NPT, {OFF}", _npt(OFF, wanted)),
             (f"series' tests, NPT, {ON}, {_CHECKED}", _npt(ON, wanted, checked=True)),
+            (f"series' tests, 4-level NPT, {ON}, {_CHECKED}", _reach(wanted)),
         ],
         "ept": [(f"series' tests, EPT, {ON}", _ept(ON, wanted))],
         "tools": [(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
@@ -156,6 +157,18 @@ def _npt(params: str, wanted: Sequence[str], *, checked: bool = False) -> Step:
         for test in private:
             done.outcomes[test.name] = must_run(done.outcomes[test.name])
         part.outcomes += [*done.outcomes.values(), *done.splats]
+
+    return step
+
+
+def _reach(wanted: Sequence[str]) -> Step:
+    """On a machine that has more physical addresses than the page tables reach."""
+
+    def step(part: Part) -> None:
+        chosen = [test for test in tests.ours(wanted) if test.name in tests.BEYOND_REACH]
+        if chosen:
+            done = machine.on_npt("npt 4level", chosen, ON, checked=True, kind="4level")
+            part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
 
     return step
 

@@ -50,15 +50,16 @@ def on_npt(
     *,
     stock: bool = False,
     checked: bool = False,
+    kind: str = "default",
 ) -> Report:
-    """Run the tests; a machine that dies of one is booted again for the rest."""
+    """Run the tests; a machine, of a kind that lab.boot has, that dies is booted again."""
     report = Report()
     left = list(tests)
     for attempt in range(_BOOTS):
         if not left:
             break
         name = f"{label}, boot {attempt + 1}" if attempt else label
-        _boot(name, left, params, report, stock=stock, checked=checked)
+        _boot(name, left, params, report, stock=stock, checked=checked, kind=kind)
         left = [test for test in left if test.name not in report.outcomes]
     for test in left:
         reason = f"not run: the machine died {_BOOTS} times"
@@ -67,7 +68,14 @@ def on_npt(
 
 
 def _boot(
-    name: str, tests: list[Test], params: str, report: Report, *, stock: bool, checked: bool
+    name: str,
+    tests: list[Test],
+    params: str,
+    report: Report,
+    *,
+    stock: bool,
+    checked: bool,
+    kind: str,
 ) -> None:
     directory = DIRECTORY / re.sub(r"\W+", "-", name)
     shutil.rmtree(directory, ignore_errors=True)
@@ -83,6 +91,7 @@ def _boot(
             params=params,
             stock=stock,
             checked=checked,
+            machine=kind,
             timeout=limit,
         )
     except LabError as error:

@@ -59,6 +59,9 @@ _VARIANTS = {
 """Parameters to run some of the series' tests with, too, in the same boot: how they are
 called, how they are set, and which tests. EPT has 4 levels, NPT 5 (`-cpu max`)."""
 
+BEYOND_REACH = ("global_tdp_reach_test",)
+"""Tests that want memslots beyond what a VM's page tables reach: machine "4level"."""
+
 _DELAYED = {
     "locking": ("make_spte", 200),
     "churn": ("kvm_mmu_notifier_invalidate_range_start", 200),

@@ -20,6 +20,7 @@
 
 #include <linux/call_once.h>
 #include <linux/percpu_counter.h>
+#include <linux/sched/rt.h>
 #include <linux/sched/vhost_task.h>
 
 static bool __read_mostly global_tdp;
@@ -70,6 +71,9 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
 /* Jiffies between attempts to create the follower. */
 #define GTDP_FOLLOWER_RETRY	max_t(long, HZ / 10, 1)
 
+/* Jiffies between passes, at most, while there is no memory for page tables. */
+#define GTDP_SLEEP_NOMEM	(4 * HZ)
+
 /* What a look at a region may gain. */
 enum gtdp_todo {
 	GTDP_DONE,	/* nothing; must be zero */
@@ -105,8 +109,12 @@ struct gtdp_pass {
 	s64 turn;
 	/* Look at what has been told to wait for more memory, too. */
 	bool settle;
+	/* A vCPU has run, i.e. vCPUs fault on what they need. */
+	bool has_run;
 	/* Don't come back to what is looked at in vain. */
 	bool last;
+	/* Memory has arrived where there was none before. */
+	bool arrived;
 	/* Something that can't be done now must be tried again. */
 	bool waiting;
 	/* No memory for page tables, further looks gain nothing. */
@@ -160,8 +168,10 @@ struct kvm_gtdp {
 	long sleep_min;
 	int settle;
 	bool waiting;
-	/* The last pass did not map anything. */
+	/* The last pass found no memory that had arrived. */
 	bool vain;
+	/* Jiffies to wait at least, for there to be memory. */
+	long nomem_sleep;
 };
 
 static bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
@@ -252,6 +262,12 @@ static void gtdp_mark(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end
 
 	last = gtdp_region(slot, end - 1);
 	for (r = gtdp_region(slot, start); r <= last; r++) {
+		WRITE_ONCE(r->fault_wait, 0);
+
+		/* What is awaited anyway remains so, however often it is zapped. */
+		if (todo == GTDP_ZAPPED && READ_ONCE(r->todo) == GTDP_NEW)
+			continue;
+
 		if (todo == GTDP_ZAPPED) {
 			/*
 			 * Memory in churn is left alone for longer and longer;
@@ -263,7 +279,6 @@ static void gtdp_mark(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end
 			WRITE_ONCE(r->wait, 0);
 			WRITE_ONCE(r->backoff, 0);
 		}
-		WRITE_ONCE(r->fault_wait, 0);
 		WRITE_ONCE(r->todo, todo);
 	}
 }
@@ -364,10 +379,15 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		pass->waiting = true;
 		pass->nomem = ret == -ENOMEM;
 	} else if (installed && todo == GTDP_NEW) {
+		pass->arrived = true;
 		WRITE_ONCE(r->backoff, 0);
 	} else if (!installed) {
-		if (todo == GTDP_ZAPPED && r->backoff == GTDP_BACKOFF_ZAPPED)
-			return;
+		/* What the host took away for good, e.g. before postcopy, is new. */
+		if (todo == GTDP_ZAPPED && r->backoff == GTDP_BACKOFF_ZAPPED) {
+			if (pass->has_run && !gtdp_is_awaited(pass, start))
+				return;
+			todo = GTDP_NEW;
+		}
 
 		if (todo == GTDP_NEW && pass->last) {
 			if (gtdp_is_awaited(pass, start))
@@ -537,6 +557,7 @@ static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 			.role = pass->p.role,
 		};
 		helper->pass.looks = 0;
+		helper->pass.arrived = false;
 		/* That is the follower's own. */
 		helper->pass.turn = -1;
 
@@ -571,6 +592,7 @@ static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 		pass->p.mapped += helper->pass.p.mapped;
 		pass->p.installed += helper->pass.p.installed;
 		pass->waiting |= helper->pass.waiting;
+		pass->arrived |= helper->pass.arrived;
 		pass->nomem |= helper->pass.nomem;
 		pass->looks += helper->pass.looks;
 	}
@@ -584,7 +606,8 @@ static void gtdp_pass(struct kvm *kvm, struct gtdp_pass *pass)
 
 	pass->p.kvm = kvm;
 
-	for (pass->as_id = 0; pass->as_id < kvm_arch_nr_memslot_as_ids(kvm); pass->as_id++) {
+	for (pass->as_id = 0;
+	     pass->as_id < kvm_arch_nr_memslot_as_ids(kvm) && !pass->nomem; pass->as_id++) {
 		if (!kvm_mmu_get_vm_root_role(kvm, pass->as_id, &pass->p.role)) {
 			pass->waiting = true;
 			continue;
@@ -611,17 +634,24 @@ static void gtdp_resume(struct kvm *kvm)
 {
 	struct kvm_gtdp_region *r, *last;
 	struct kvm_memory_slot *slot;
-	int bkt;
+	struct kvm_memslots *slots;
+	int i, bkt;
 
 	guard(srcu)(&kvm->srcu);
 
-	kvm_for_each_memslot(slot, bkt, __kvm_memslots(kvm, 0)) {
-		if (!slot->arch.gtdp_regions)
-			continue;
+	for (i = 0; i < kvm_arch_nr_memslot_as_ids(kvm); i++) {
+		slots = __kvm_memslots(kvm, i);
+		kvm_for_each_memslot(slot, bkt, slots) {
+			if (!slot->arch.gtdp_regions)
+				continue;
 
-		last = gtdp_region(slot, gtdp_slot_end(slot) - 1);
-		for (r = gtdp_region(slot, slot->base_gfn); r <= last; r++)
-			cmpxchg(&r->todo, GTDP_GIVEN_UP, GTDP_NEW);
+			last = gtdp_region(slot, gtdp_slot_end(slot) - 1);
+			for (r = gtdp_region(slot, slot->base_gfn); r <= last; r++) {
+				if (READ_ONCE(r->todo) == GTDP_GIVEN_UP)
+					cmpxchg(&r->todo, GTDP_GIVEN_UP, GTDP_NEW);
+			}
+			cond_resched();
+		}
 	}
 }
 
@@ -668,22 +698,29 @@ static bool gtdp_follow(void *data)
 	struct kvm *kvm = data;
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 	struct gtdp_pass pass = {};
-	bool marked, arrived, has_run;
+	bool marked, arrived;
 	u64 resident, start;
 	long wait, least;
 
-	if (READ_ONCE(gtdp->urgent))
+	if (READ_ONCE(gtdp->urgent)) {
 		gtdp->sleep = gtdp->sleep_min;
-	else if (gtdp->sleep > GTDP_SLEEP_MAX && !READ_ONCE(gtdp->marked))
+		gtdp->nomem_sleep = 0;
+	} else if (gtdp->sleep > GTDP_SLEEP_MAX && !READ_ONCE(gtdp->marked)) {
 		return false;
+	}
 
-	wait = gtdp->last_pass + min(gtdp->sleep, GTDP_SLEEP_MAX) - jiffies;
+	wait = max(min(gtdp->sleep, GTDP_SLEEP_MAX), gtdp->nomem_sleep);
+	wait += gtdp->last_pass - jiffies;
 	if (wait > 0) {
 		schedule_timeout(wait);
 		return true;
 	}
 
 	__set_current_state(TASK_RUNNING);
+
+	/* Created by a vCPU's thread, it must not keep that from running. */
+	if (rt_task(current))
+		sched_set_normal(current, 0);
 
 	WRITE_ONCE(gtdp->urgent, false);
 	/*
@@ -711,17 +748,19 @@ static bool gtdp_follow(void *data)
 	 * While vCPUs are running, they fault on what they need: stop if
 	 * another pass, after ever longer sleeps, gains nothing.
 	 */
-	has_run = gtdp_has_run(kvm);
-	pass.last = has_run && gtdp->sleep >= GTDP_SLEEP_MAX && gtdp->vain;
-	pass.settle = !arrived || pass.last;
+	pass.has_run = gtdp_has_run(kvm);
+	pass.last = pass.has_run && gtdp->sleep >= GTDP_SLEEP_MAX && gtdp->vain;
+	pass.settle = pass.last ? !gtdp->waiting : !arrived && gtdp->settle;
 
 	start = ktime_get_ns();
 	if (marked || arrived || gtdp->settle || gtdp->waiting || pass.last)
 		gtdp_pass(kvm, &pass);
-	if (pass.last && pass.p.installed)
+	if (pass.last && pass.arrived)
 		gtdp_resume(kvm);
 	gtdp->waiting = pass.waiting;
-	gtdp->vain = !pass.p.installed;
+	gtdp->vain = !pass.arrived;
+	gtdp->nomem_sleep = !pass.nomem ? 0 :
+			    clamp(2 * gtdp->nomem_sleep, GTDP_SLEEP_MAX, GTDP_SLEEP_NOMEM);
 	gtdp->last_pass = jiffies;
 	start = ktime_get_ns() - start;
 	atomic64_add(start, &kvm->stat.tdp_populate_time_ns);
@@ -740,7 +779,7 @@ static bool gtdp_follow(void *data)
 	if (gtdp->sleep <= GTDP_SLEEP_MAX)
 		gtdp->sleep = max(2 * gtdp->sleep, gtdp->sleep_min);
 	if (gtdp->sleep > GTDP_SLEEP_MAX &&
-	    (!pass.last || pass.waiting || pass.p.installed))
+	    (!pass.last || pass.waiting || pass.arrived))
 		gtdp->sleep = GTDP_SLEEP_MAX;
 
 	if (pass.looks)
@@ -808,21 +847,33 @@ static int gtdp_create_follower(struct once *once)
 	struct kvm_gtdp *gtdp = container_of(once, struct kvm_gtdp, follower_once);
 	struct vhost_task *follower;
 
-	gtdp_create_helpers(gtdp);
+	/* Whoever waited for another attempt to fail need not make one, too. */
+	if (time_before(jiffies, READ_ONCE(gtdp->follower_retry)))
+		return -EAGAIN;
 
 	gtdp->sleep = GTDP_SLEEP_MIN;
 	gtdp->sleep_min = GTDP_SLEEP_MIN;
 	follower = gtdp_create_task(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
 				    "kvm-gtdp");
+	/* Being killed, stopped or frozen is not what is to be counted. */
+	if (follower == ERR_PTR(-ERESTARTNOINTR))
+		return -EINTR;
+
 	if (IS_ERR(follower)) {
 		WRITE_ONCE(gtdp->follower_retry, jiffies + GTDP_FOLLOWER_RETRY);
 		++gtdp->kvm->stat.tdp_follower_failed;
-		pr_warn_once("no thread to build page tables with, vCPUs will fault instead\n");
+		pr_warn_once("no thread to build page tables with, vCPUs fault until there is one\n");
 		return PTR_ERR(follower);
 	}
 
-	/* Make the task visible only once it is fully started. */
+	gtdp_create_helpers(gtdp);
+
+	/*
+	 * Make the task visible only once it is fully started, and wake it for
+	 * what was marked before that.
+	 */
 	WRITE_ONCE(gtdp->follower, follower);
+	vhost_task_wake(follower);
 	return 0;
 }
 
@@ -919,7 +970,7 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 	long n;
 
 	/* Unknown until a vCPU has been given its CPUID. */
-	if (!kvm_mmu_get_vm_root_role(kvm, range->as_id, &p.role))
+	if (!kvm_mmu_get_vm_root_role(kvm, range->as_id, &p.role) && !async)
 		return -ENXIO;
 
 	while (gfn < end && !r) {
@@ -992,8 +1043,9 @@ int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
 
 	if (range.flags & KVM_POPULATE_ASYNC) {
 		/* EAGAIN is what fork() says of limits, but it is no use to insist. */
-		if (call_once(&kvm->arch.gtdp->follower_once, gtdp_create_follower))
-			return -ENOMEM;
+		r = call_once(&kvm->arch.gtdp->follower_once, gtdp_create_follower);
+		if (r)
+			return r == -EINTR ? r : -ENOMEM;
 	}
 
 	r = gtdp_populate(kvm, &range);
@@ -1107,10 +1159,10 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 	struct kvm_gtdp *gtdp;
 	int r;
 
+	guard(mutex)(&kvm->lock);
+
 	if (features & ~kvm_gtdp_supported(kvm))
 		return -EINVAL;
-
-	guard(mutex)(&kvm->lock);
 
 	if (kvm->created_vcpus)
 		return -EBUSY;

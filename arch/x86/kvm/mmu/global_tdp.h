@@ -87,12 +87,12 @@ static inline void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end
 		__kvm_gtdp_zapped_range(kvm, start, end);
 }
 
-/* A fault has mapped a page, called without mmu_lock. */
+/* A fault has been dealt with, with the given result; called without mmu_lock. */
 void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault);
 static inline void kvm_gtdp_fault_around(struct kvm_vcpu *vcpu,
-					 struct kvm_page_fault *fault)
+					 struct kvm_page_fault *fault, int r)
 {
-	if (unlikely(vcpu->kvm->arch.gtdp))
+	if (unlikely(vcpu->kvm->arch.gtdp) && r == RET_PF_FIXED)
 		__kvm_gtdp_fault_around(vcpu, fault);
 }
 

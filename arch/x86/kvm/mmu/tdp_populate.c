@@ -59,7 +59,9 @@ static u64 huge_to_pte(u64 entry, u64 offset)
 /*
  * Look up what the host maps at @hva, at most @max pages.  Call with IRQs off,
  * and use the result before enabling them, as the host frees page tables after
- * the notifier has ended; see the rules at host_pfn_mapping_level().
+ * the notifier has ended; see the rules at host_pfn_mapping_level().  PTEs are
+ * good for longer, until mmu_lock is dropped: take them, and deal with those that
+ * take some time, e.g. to look for shadow pages, with IRQs on.
  */
 static struct host_mapping host_mapping(struct kvm *kvm, unsigned long hva,
 					unsigned int max)
@@ -113,30 +115,6 @@ static u64 host_pte(const struct host_mapping *m, unsigned int i)
 		return native_pte_val(READ_ONCE(m->ptep[i]));
 
 	return m->huge_pte ? m->huge_pte + ((u64)i << PAGE_SHIFT) : 0;
-}
-
-/* PTEs that are taken at once, on the stack. */
-#define HOST_PTES_AT_ONCE	64
-
-/*
- * Take the PTEs of up to @max pages from @hva on; returns how many there were.
- * The PTEs are good for as long as mmu_lock is held: it's only their table that
- * may be freed once IRQs are on again.
- */
-static unsigned int take_host_ptes(struct kvm *kvm, unsigned long hva,
-				   unsigned int max, u64 *ptes)
-{
-	struct host_mapping m;
-	unsigned long flags;
-	unsigned int i;
-
-	local_irq_save(flags);
-	m = host_mapping(kvm, hva, max);
-	for (i = 0; i < m.nr; i++)
-		ptes[i] = host_pte(&m, i);
-	local_irq_restore(flags);
-
-	return m.nr;
 }
 
 /*
@@ -273,22 +251,16 @@ static noinline u64 make_one(struct kvm_tdp_populate *p, struct kvm_mmu_page *ro
 	return spte;
 }
 
-static __always_inline bool make_one_plain(u64 *sptep, const pte_t *ptep, u64 plain,
-					   u64 checked, u64 pfn_mask, u64 template)
+/* What is left of a PTE's checked bits, if the template fits, is nothing. */
+static __always_inline u64 read_plain(const pte_t *ptep, u64 plain)
 {
-	u64 pte = native_pte_val(READ_ONCE(*ptep)) ^ plain;
-
-	if (unlikely(pte & checked))
-		return false;
-
-	*sptep = (pte & pfn_mask) | template;
-	return true;
+	return native_pte_val(READ_ONCE(*ptep)) ^ plain;
 }
 
 /*
  * Make SPTEs of PTEs for as long as they are plain, and as writable as the first
- * one, and return how many were.  This is where the time goes: seven instructions
- * a page, plus the loop, which hence is worth unrolling.
+ * one, and return how many were.  This is where the time goes: six instructions
+ * a page, plus the loop and the check, hence both are done for four at a time.
  */
 static noinline unsigned int make_plain(struct kvm_tdp_populate *p, u64 *spt,
 					const pte_t *ptep, unsigned long nr)
@@ -296,25 +268,33 @@ static noinline unsigned int make_plain(struct kvm_tdp_populate *p, u64 *spt,
 	const bool rw = nr && is_host_pte_writable(native_pte_val(READ_ONCE(*ptep)));
 	const u64 plain = p->plain_pte[rw], template = p->template[rw];
 	const u64 pfn_mask = PTE_PFN_MASK, checked = p->checked;
-	unsigned long i = 0;
+	unsigned long i;
 
-	for ( ; i + 4 <= nr; i += 4) {
-		if (!make_one_plain(spt + i, ptep + i, plain, checked, pfn_mask, template))
-			return i;
-		if (!make_one_plain(spt + i + 1, ptep + i + 1, plain, checked, pfn_mask, template))
-			return i + 1;
-		if (!make_one_plain(spt + i + 2, ptep + i + 2, plain, checked, pfn_mask, template))
-			return i + 2;
-		if (!make_one_plain(spt + i + 3, ptep + i + 3, plain, checked, pfn_mask, template))
-			return i + 3;
+	for (i = 0; i + 4 <= nr; i += 4) {
+		u64 pte0 = read_plain(ptep + i, plain);
+		u64 pte1 = read_plain(ptep + i + 1, plain);
+		u64 pte2 = read_plain(ptep + i + 2, plain);
+		u64 pte3 = read_plain(ptep + i + 3, plain);
+
+		if (unlikely((pte0 | pte1 | pte2 | pte3) & checked))
+			break;
+
+		spt[i] = (pte0 & pfn_mask) | template;
+		spt[i + 1] = (pte1 & pfn_mask) | template;
+		spt[i + 2] = (pte2 & pfn_mask) | template;
+		spt[i + 3] = (pte3 & pfn_mask) | template;
 	}
 
 	for ( ; i < nr; i++) {
-		if (!make_one_plain(spt + i, ptep + i, plain, checked, pfn_mask, template))
-			return i;
+		u64 pte = read_plain(ptep + i, plain);
+
+		if (pte & checked)
+			break;
+
+		spt[i] = (pte & pfn_mask) | template;
 	}
 
-	return nr;
+	return i;
 }
 
 /* Leave out PTEs for as long as they are absent, and return how many were. */
@@ -332,9 +312,25 @@ static noinline unsigned int make_absent(u64 *spt, const pte_t *ptep, unsigned l
 }
 
 /*
- * Take the PTEs of [@i, @stop) with IRQs off, and make SPTEs of those that the
- * template fits while at it, which is as quick as to copy them.  Leave others
- * as they are, and note which these are.  Returns the number of absent pages.
+ * Make the template for a plain PTE of which there is none.  If that fits, as it
+ * does unless write tracking wants a closer look at each page, return true.
+ */
+static bool try_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			 gfn_t gfn, u64 pte)
+{
+	const bool rw = is_host_pte_writable(pte);
+
+	if (p->template[rw] || !is_host_pte_plain(pte))
+		return false;
+
+	make_template(p, root, gfn, pte);
+	return p->plain_pte[rw] == (pte & p->checked);
+}
+
+/*
+ * Take the PTEs of [@i, @stop).  Make SPTEs of those that the template fits while
+ * at it, which is as quick as to copy them; leave others as they are, and note
+ * which these are.  Returns the number of absent pages.
  */
 static unsigned int take_plain(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 			       u64 *spt, unsigned int i, unsigned int stop,
@@ -359,12 +355,10 @@ static unsigned int take_plain(struct kvm_tdp_populate *p, struct kvm_mmu_page *
 				break;
 
 			spt[i + j] = host_pte(&m, j);
-			__set_bit(i + j, raw);
-
-			/* The first of its kind has the others made from it. */
-			if (!p->template[is_host_pte_writable(spt[i + j])] &&
-			    is_host_pte_plain(spt[i + j]))
-				make_template(p, root, gfn + j, spt[i + j]);
+			if (m.ptep && try_template(p, root, gfn + j, spt[i + j]))
+				j--;
+			else
+				__set_bit(i + j, raw);
 		}
 
 		i += m.nr;
@@ -430,14 +424,14 @@ static void make_writable_again(const struct kvm_memory_slot *slot, u64 *sptep,
 }
 
 /* Pass by holes for as long as their PTEs are absent, return how many were. */
-static noinline unsigned int pass_absent(const u64 *spt, const u64 *ptes,
+static noinline unsigned int pass_absent(const u64 *spt, const pte_t *ptep,
 					 unsigned long nr)
 {
 	unsigned long i;
 
 	for (i = 0; i < nr; i++) {
 		if (READ_ONCE(spt[i]) != SHADOW_NONPRESENT_VALUE ||
-		    ptes[i] & _PAGE_PRESENT)
+		    native_pte_val(READ_ONCE(ptep[i])) & _PAGE_PRESENT)
 			break;
 	}
 
@@ -450,15 +444,15 @@ static noinline unsigned int pass_absent(const u64 *spt, const u64 *ptes,
  * of SPTEs that were passed.
  */
 static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *spt,
-					      const u64 *ptes, unsigned long nr,
+					      const pte_t *ptep, unsigned long nr,
 					      unsigned int *installed)
 {
-	const bool rw = nr && is_host_pte_writable(*ptes);
+	const bool rw = nr && is_host_pte_writable(native_pte_val(READ_ONCE(*ptep)));
 	const u64 plain = p->plain_pte[rw], template = p->template[rw];
 	const u64 pfn_mask = PTE_PFN_MASK, checked = p->checked;
 	unsigned long left, present = 0;
 
-	for (left = nr; left; left--, spt++, ptes++) {
+	for (left = nr; left; left--, spt++, ptep++) {
 		u64 old_spte = READ_ONCE(*spt), pte;
 
 		if (old_spte != SHADOW_NONPRESENT_VALUE) {
@@ -468,7 +462,7 @@ static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *s
 			continue;
 		}
 
-		pte = *ptes ^ plain;
+		pte = read_plain(ptep, plain);
 		if (unlikely(pte & checked) ||
 		    !try_cmpxchg64(spt, &old_spte, (pte & pfn_mask) | template))
 			break;
@@ -476,6 +470,65 @@ static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *s
 
 	*installed += nr - left - present;
 	return nr - left;
+}
+
+/* PTEs that the template does not fit, taken in one go. */
+struct raw_ptes {
+	unsigned int nr;
+	struct {
+		unsigned int index;
+		u64 pte;
+	} ptes[32];
+};
+
+/*
+ * Fill holes of [@i, @stop), as far as the template fits, and take the PTEs of
+ * others until there is no more room for those.  Returns where that was.
+ */
+static unsigned int take_into_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+				    u64 *spt, unsigned int i, unsigned int stop, gfn_t gfn,
+				    struct raw_ptes *raw, unsigned int *nr_absent,
+				    unsigned int *installed)
+{
+	unsigned long hva = __gfn_to_hva_memslot(p->slot, gfn), flags;
+	struct host_mapping m;
+	unsigned int j, n;
+	u64 pte;
+
+	raw->nr = 0;
+
+	local_irq_save(flags);
+	while (i < stop && raw->nr < ARRAY_SIZE(raw->ptes)) {
+		m = host_mapping(p->kvm, hva, stop - i);
+
+		for (j = 0; j < m.nr && raw->nr < ARRAY_SIZE(raw->ptes); j++) {
+			if (m.ptep) {
+				n = pass_absent(spt + i + j, m.ptep + j, m.nr - j);
+				*nr_absent += n;
+				j += n;
+				j += fill_plain_holes(p, spt + i + j, m.ptep + j,
+						      m.nr - j, installed);
+			}
+			if (j == m.nr)
+				break;
+
+			pte = host_pte(&m, j);
+			if (m.ptep && try_template(p, root, gfn + j, pte)) {
+				j--;
+				continue;
+			}
+
+			raw->ptes[raw->nr].index = i + j;
+			raw->ptes[raw->nr++].pte = pte;
+		}
+
+		i += j;
+		gfn += j;
+		hva += (unsigned long)j << PAGE_SHIFT;
+	}
+	local_irq_restore(flags);
+
+	return i;
 }
 
 /*
@@ -488,45 +541,34 @@ static unsigned int fill_holes(struct kvm_tdp_populate *p,
 			       struct kvm_mmu_page *root, u64 *spt,
 			       gfn_t start, gfn_t end, unsigned int *installed)
 {
-	unsigned long hva = __gfn_to_hva_memslot(p->slot, start);
-	unsigned int i = start & (SPTE_ENT_PER_PAGE - 1);
-	unsigned int stop = i + (end - start);
-	unsigned int nr_absent = 0, nr, j, n;
-	u64 ptes[HOST_PTES_AT_ONCE];
-	gfn_t gfn = start;
+	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1);
+	unsigned int stop = first + (end - start);
+	unsigned int nr_absent = 0, i, j, n;
+	struct raw_ptes raw;
 
 	*installed = 0;
 
-	while (i < stop) {
-		nr = take_host_ptes(p->kvm, hva, min(stop - i, HOST_PTES_AT_ONCE), ptes);
+	for (i = first; i < stop; ) {
+		i = take_into_holes(p, root, spt, i, stop, start + i - first, &raw,
+				    &nr_absent, installed);
 
-		for (j = 0; j < nr; j++) {
+		for (j = 0; j < raw.nr; j++) {
 			u64 old_spte, spte;
 
-			n = pass_absent(spt + i + j, ptes + j, nr - j);
-			nr_absent += n;
-			j += n;
-			j += fill_plain_holes(p, spt + i + j, ptes + j, nr - j, installed);
-			if (j == nr)
-				break;
-
-			old_spte = READ_ONCE(spt[i + j]);
+			n = raw.ptes[j].index;
+			old_spte = READ_ONCE(spt[n]);
 			if (is_shadow_present_pte(old_spte)) {
-				make_writable_again(p->slot, &spt[i + j], old_spte);
+				make_writable_again(p->slot, &spt[n], old_spte);
 				continue;
 			}
 
-			spte = make_one(p, root, gfn + j, ptes[j]);
+			spte = make_one(p, root, start + n - first, raw.ptes[j].pte);
 			if (is_shadow_present_pte(spte) && !is_frozen_spte(old_spte) &&
-			    try_cmpxchg64(&spt[i + j], &old_spte, spte))
+			    try_cmpxchg64(&spt[n], &old_spte, spte))
 				(*installed)++;
 			else
 				nr_absent += !is_shadow_present_pte(old_spte);
 		}
-
-		i += nr;
-		gfn += nr;
-		hva += (unsigned long)nr << PAGE_SHIFT;
 	}
 
 	return end - start - nr_absent;
@@ -888,6 +930,7 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 	const gfn_t nr_gfns = tdp_root_nr_gfns(p->role.level);
 	struct kvm *kvm = p->kvm;
 	struct kvm_mmu_page *root;
+	bool needed = false;
 	long r;
 
 	lockdep_assert_held(&kvm->srcu);
@@ -900,9 +943,14 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 	end = min(end, nr_gfns);
 
 	do {
-		/* If the previous region took a page table, so will this. */
-		if (topup(p))
-			return -ENOMEM;
+		/* If the previous region took a page table, so will this, mostly. */
+		if (topup(p)) {
+			if (needed)
+				return -ENOMEM;
+
+			p->want_leaf_sp = false;
+			p->want_table_sp = false;
+		}
 
 		/*
 		 * A writer waits for one acquisition at most.  The root, which
@@ -919,6 +967,8 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 
 		if (r == -ENOENT && kvm_tdp_mmu_create_root(kvm, p->role, POPULATE_GFP))
 			return -ENOMEM;
+
+		needed = r == -ENOBUFS;
 	} while (r == -EBUSY || r == -ENOBUFS || r == -ENOENT);
 
 	return r;

@@ -4,8 +4,11 @@
  * and KVM_CAP_GLOBAL_TDP turn on and off, every error of KVM_ENABLE_CAP and
  * KVM_POPULATE_MEMORY, and that a call that is refused changes nothing.
  */
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 
 #include "test_util.h"
@@ -15,6 +18,18 @@
 #include "global_tdp.h"
 
 #define MEM_SIZE	SZ_16M
+#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+
+/*
+ * Memslots of the same memory, for what is to take long enough that something
+ * can happen meanwhile; also enough for the follower to have a helper.
+ */
+#define NR_LARGE	64ul
+#define LARGE_MEM_SIZE	SZ_64M
+#define LARGE_PAGES	(NR_LARGE * LARGE_MEM_SIZE / PAGE_SIZE)
+
+/* More than the follower ever sleeps between two passes. */
+#define SLEEP_USECS	300000
 
 /* Slots of address space 1, i.e. of SMM. */
 #define SMM_SLOT	(BIT(16) | GTDP_SLOT)
@@ -118,6 +133,332 @@ static bool test_enable_cap(void)
 	TEST_ASSERT_EQ(can_populate(vm), true);
 
 	kvm_vm_free(vm);
+	return true;
+}
+
+static void add_vcpu(struct kvm_vm *vm)
+{
+	vcpu_init_cpuid(__vm_vcpu_add(vm, 0), kvm_get_supported_cpuid());
+}
+
+static void populate_async(struct kvm_vm *vm, uint64_t gpa, uint64_t size)
+{
+	struct kvm_populate_memory range = {
+		.gpa = gpa,
+		.size = size,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+
+	TEST_ASSERT_EQ(populate(vm, &range), 0);
+	TEST_ASSERT_EQ(range.gpa, gpa + size);
+}
+
+/* Neither at once nor handed over. */
+static void check_off(struct kvm_vm *vm)
+{
+	struct kvm_populate_memory range = { .gpa = GTDP_GPA, .size = MEM_SIZE };
+
+	TEST_ASSERT_EQ(populate(vm, &range), EOPNOTSUPP);
+	range.flags = KVM_POPULATE_ASYNC;
+	TEST_ASSERT_EQ(populate(vm, &range), EOPNOTSUPP);
+	TEST_ASSERT_EQ(range.gpa, GTDP_GPA);
+	TEST_ASSERT_EQ(range.size, MEM_SIZE);
+}
+
+/*
+ * That something does not happen is shown by what happens meanwhile: a VM of the
+ * same process that is followed.  Memory arrives, without a word about it, and
+ * that VM's follower finds it, time after time.
+ */
+struct witness {
+	struct kvm_vm *vm;
+	struct gtdp_mem mem;
+	uint64_t nr_present;
+};
+
+static void witness_create(struct witness *w)
+{
+	w->nr_present = 0;
+	gtdp_mem_alloc(&w->mem, GTDP_ANON, MEM_SIZE, 0);
+
+	w->vm = vm_create_barebones();
+	TEST_ASSERT_EQ(enable(w->vm, GTDP_ALL, 0), 0);
+	gtdp_add_slot(w->vm, GTDP_SLOT, 0, GTDP_GPA, &w->mem);
+	populate_async(w->vm, GTDP_GPA, MEM_SIZE);
+}
+
+/* Three times: a region that had nothing when last looked at may have to wait. */
+static void witness_follows(struct witness *w)
+{
+	int i;
+
+	for (i = 0; i < 3; i++) {
+		TEST_ASSERT(w->nr_present < NR_PAGES, "Nothing is left to arrive");
+		usleep(SLEEP_USECS);
+		gtdp_stamp(w->mem.hva + w->nr_present * PAGE_SIZE, GTDP_REGION_PAGES, 1);
+		w->nr_present += GTDP_REGION_PAGES;
+		gtdp_wait_mapped(w->vm, w->nr_present);
+	}
+}
+
+static void witness_free(struct witness *w)
+{
+	kvm_vm_free(w->vm);
+	gtdp_mem_free(&w->mem);
+}
+
+static struct kvm_vm *create_large(uint64_t features, struct gtdp_mem *mem)
+{
+	struct kvm_vm *vm = vm_create_barebones();
+	uint64_t i;
+
+	TEST_ASSERT_EQ(enable(vm, features, 0), 0);
+	for (i = 0; i < NR_LARGE; i++)
+		gtdp_add_slot(vm, GTDP_SLOT + i, 0, GTDP_GPA + i * LARGE_MEM_SIZE, mem);
+
+	return vm;
+}
+
+/* The follower maps what was there before it was enabled, whatever was first. */
+static bool test_enable_late(void)
+{
+	const uint64_t first[] = {
+		GTDP_DEFAULT, 0, KVM_GLOBAL_TDP_POPULATE, GTDP_ALL,
+	};
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int i;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, 1);
+
+	for (i = 0; i < ARRAY_SIZE(first); i++) {
+		vm = vm_create_barebones();
+		if (first[i] != GTDP_DEFAULT)
+			TEST_ASSERT_EQ(enable(vm, first[i], 0), 0);
+		gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+
+		if (first[i] == GTDP_ALL) {
+			TEST_ASSERT_EQ(enable(vm, 0, 0), 0);
+			check_off(vm);
+		}
+		TEST_ASSERT_EQ(enable(vm, GTDP_ALL, 0), 0);
+
+		add_vcpu(vm);
+		gtdp_wait_mapped(vm, NR_PAGES);
+		kvm_vm_free(vm);
+	}
+
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+/* What the follower was told to follow before is only what it was told after. */
+static bool test_enable_less(void)
+{
+	const uint64_t part = MEM_SIZE / 2;
+	struct witness witness;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, 1);
+
+	vm = vm_create_barebones();
+	TEST_ASSERT_EQ(enable(vm, GTDP_ALL, 0), 0);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	TEST_ASSERT_EQ(enable(vm, KVM_GLOBAL_TDP_POPULATE, 0), 0);
+
+	populate_async(vm, GTDP_GPA + part / 2, part);
+	witness_create(&witness);
+	gtdp_wait_mapped(vm, part / PAGE_SIZE);
+	witness_follows(&witness);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), part / PAGE_SIZE);
+
+	/* There is a follower already, which is told to follow again. */
+	TEST_ASSERT_EQ(enable(vm, GTDP_ALL, 0), 0);
+	add_vcpu(vm);
+	gtdp_wait_mapped(vm, NR_PAGES);
+
+	witness_free(&witness);
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+/* What a follower has been handed is not its any more, and nothing comes back. */
+static bool test_disable_async(void)
+{
+	struct witness witness;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t nr;
+	int r;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES / 2, 1);
+
+	vm = vm_create_barebones();
+	TEST_ASSERT_EQ(enable(vm, GTDP_ALL, 0), 0);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	populate_async(vm, GTDP_GPA, MEM_SIZE);
+	witness_create(&witness);
+	gtdp_wait_mapped(vm, NR_PAGES / 2);
+
+	/* The other half it is still waiting for. */
+	TEST_ASSERT_EQ(enable(vm, 0, 0), 0);
+	nr = gtdp_nr_populated(vm);
+	TEST_ASSERT_EQ(nr, NR_PAGES / 2);
+	check_off(vm);
+
+	gtdp_stamp(mem.hva, NR_PAGES, 1);
+	witness_follows(&witness);
+	TEST_ASSERT_EQ(gtdp_nr_populated(vm), nr);
+
+	add_vcpu(vm);
+	r = madvise(mem.hva, MEM_SIZE, MADV_DONTNEED);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	gtdp_stamp(mem.hva, NR_PAGES, 1);
+	gtdp_add_slot(vm, GTDP_SLOT + 1, 0, GTDP_GPA + MEM_SIZE, &mem);
+	witness_follows(&witness);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), 0);
+	TEST_ASSERT_EQ(gtdp_nr_populated(vm), nr);
+
+	witness_free(&witness);
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+/* Once more, while the follower, and its helper, are at work. */
+static bool test_disable_busy(void)
+{
+	struct witness witness;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int i, hits = 0;
+	uint64_t nr;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, LARGE_MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, LARGE_MEM_SIZE / PAGE_SIZE, 1);
+
+	/* It may be done sooner. */
+	for (i = 0; i < 10 && !hits; i++) {
+		vm = create_large(GTDP_ALL, &mem);
+		populate_async(vm, GTDP_GPA, NR_LARGE * LARGE_MEM_SIZE);
+		while (!gtdp_nr_populated(vm))
+			;
+		TEST_ASSERT_EQ(enable(vm, 0, 0), 0);
+		nr = gtdp_nr_populated(vm);
+		hits += nr < LARGE_PAGES;
+
+		witness_create(&witness);
+		witness_follows(&witness);
+		TEST_ASSERT_EQ(gtdp_nr_populated(vm), nr);
+		add_vcpu(vm);
+		witness_follows(&witness);
+		TEST_ASSERT_EQ(gtdp_nr_populated(vm), nr);
+
+		witness_free(&witness);
+		kvm_vm_free(vm);
+	}
+
+	gtdp_mem_free(&mem);
+	TEST_ASSERT(hits, "The follower was always done before it was stopped");
+	return true;
+}
+
+/* Populate until that is not supported any more. */
+static void *populator(void *arg)
+{
+	struct kvm_populate_memory range;
+	struct kvm_vm *vm = arg;
+	int err;
+
+	do {
+		range = (struct kvm_populate_memory) {
+			.gpa = GTDP_GPA,
+			.size = NR_LARGE * LARGE_MEM_SIZE,
+		};
+		err = populate(vm, &range);
+	} while (!err || err == EAGAIN);
+
+	TEST_ASSERT(err == EOPNOTSUPP, "Unexpected error: %s", strerror(err));
+	return NULL;
+}
+
+/* Another thread that is in the midst of a call does not get any further. */
+static bool test_disable_populate(void)
+{
+	pthread_t thread;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int i, hits = 0;
+	uint64_t nr;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, LARGE_MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, LARGE_MEM_SIZE / PAGE_SIZE, 1);
+
+	/* It may be done with its first call sooner. */
+	for (i = 0; i < 10 && hits < 3; i++) {
+		vm = create_large(KVM_GLOBAL_TDP_POPULATE, &mem);
+		pthread_create(&thread, NULL, populator, vm);
+		while (!gtdp_nr_populated(vm))
+			;
+		TEST_ASSERT_EQ(enable(vm, 0, 0), 0);
+		nr = gtdp_nr_populated(vm);
+		hits += nr < LARGE_PAGES;
+
+		pthread_join(thread, NULL);
+		TEST_ASSERT_EQ(gtdp_nr_populated(vm), nr);
+		kvm_vm_free(vm);
+	}
+
+	gtdp_mem_free(&mem);
+	TEST_ASSERT(hits, "The call was always done before it was to be stopped");
+	return true;
+}
+
+/* The last choice is what faults, and vCPUs that are created, go by. */
+static bool test_disable_faults(void)
+{
+	const struct {
+		uint64_t first, last, faults;
+	} cases[] = {
+		{ GTDP_ALL, 0, NR_PAGES },
+		{ GTDP_DEFAULT, 0, NR_PAGES },
+		{ 0, KVM_GLOBAL_TDP_FAULT_AROUND, MEM_SIZE / SZ_2M },
+	};
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	pid_t tids[8];
+	int i;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, 1);
+
+	/* Those of other VMs have been stopped, but may be about to exit yet. */
+	while (gtdp_kernel_threads(tids, ARRAY_SIZE(tids)))
+		usleep(1000);
+
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		vm = gtdp_vm_create_bare(1);
+		if (cases[i].first != GTDP_DEFAULT)
+			TEST_ASSERT_EQ(enable(vm, cases[i].first, 0), 0);
+		gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+		TEST_ASSERT_EQ(enable(vm, cases[i].last, 0), 0);
+
+		gtdp_vm_add_vcpus(vm, 1, &vcpu);
+		gtdp_prefault_code(vcpu);
+		TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, 1),
+			       cases[i].faults);
+		TEST_ASSERT_EQ(gtdp_nr_populated(vm), NR_PAGES - cases[i].faults);
+		TEST_ASSERT_EQ(gtdp_kernel_threads(tids, ARRAY_SIZE(tids)), 0);
+		kvm_vm_free(vm);
+	}
+
+	gtdp_mem_free(&mem);
 	return true;
 }
 
@@ -408,6 +749,12 @@ static const struct gtdp_test tests[] = {
 	{ "private memory", test_private_memory },
 	{ "default follows the parameter", test_default },
 	{ "enable capability", test_enable_cap },
+	{ "enable after a memslot", test_enable_late },
+	{ "enable less, then more", test_enable_less },
+	{ "disable what was handed over", test_disable_async },
+	{ "disable beside the follower", test_disable_busy },
+	{ "disable beside the ioctl", test_disable_populate },
+	{ "disable faults", test_disable_faults },
 	{ "not enabled", test_not_enabled },
 	{ "invalid arguments", test_invalid },
 	{ "size zero", test_size_zero },

@@ -2,18 +2,29 @@
 /*
  * Looks for races: threads populate all of the guest's memory, at random and
  * all the time, while memslots are deleted, created, moved and logged, their
- * memory is discarded, replaced, write-protected and collapsed, and vCPUs work.
- * A page that was mapped when it must not have been is noticed as the guest
- * does not find what the host wrote, or the other way round.
+ * memory is discarded, replaced, write-protected, collapsed, paged out, merged
+ * and so on, and vCPUs work.  A page that was mapped when it must not have been
+ * is noticed as the guest does not find what the host wrote, or the other way
+ * round.
  *
- * To see that it would be, run it with a kernel that does not check for a range
- * being invalidated before it maps what is in there.
+ * Every few rounds the memslots are arranged anew: several over one mapping of
+ * the host, next to each other or with holes, the same memory in more than one
+ * of them and in both address spaces, read-only ones, at the end of what page
+ * tables reach and beyond.  The guest checks and writes to the memory through
+ * each of them that a vCPU can reach.  And in another VM, pages are taken away
+ * while a range of many memslots is being invalidated, see global_tdp_storm.c.
+ *
+ * To see that it would notice, run it with a kernel that does not check for a
+ * range being invalidated before it maps what is in there, that yields mmu_lock
+ * before it has flushed what it zapped in another memslot, or that populates
+ * beyond the reach of page tables (on a machine that has memslots there).
  *
  * Meanwhile, a vCPU writes to memory that another thread copies as live
  * migration does, by the dirty log, and that the host shares with a child, ages,
  * collapses and reclaims.  A write that was not logged leaves the copy different.
  *
- * Forty rounds by default; -t has it go on for some time.
+ * Forty rounds by default; -t has it go on for some time.  -s repeats the layouts
+ * and operations of an earlier run, but not who is first in a race.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -26,40 +37,55 @@
 #include "kvm_util.h"
 #include "processor.h"
 #include "global_tdp.h"
+#include "global_tdp_layout.h"
+#include "global_tdp_storm.h"
 
 /*
- * Memory that things happen to.  Its slot has several places to be at, of which
- * one lets huge pages of the host be huge pages of the guest.
+ * Memory that things happen to, and how much of it at once: what is more than
+ * 2MiB is invalidated with mmu_lock held for read.
  */
 #define MEM_SIZE	SZ_4M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
-#define NR_PLACES	3
-#define PLACE_DISTANCE	(SZ_16M + PAGE_SIZE)
+#define LAYOUTS_SIZE	SZ_256M
+#define LAYOUT_ROUNDS	5
 
 /* Memory of vCPUs that just work, and are not to be disturbed. */
 #define STABLE_SLOT	(GTDP_SLOT + 1)
-#define STABLE_GPA	(GTDP_GPA + SZ_64M)
+#define STABLE_GPA	(GTDP_GPA + SZ_512M)
 #define STABLE_PAGES	256
 #define NR_WORKERS	2
 
 /* Memory that is copied by the dirty log while it is written to. */
 #define LOGGED_SLOT	(GTDP_SLOT + 2)
-#define LOGGED_GPA	(GTDP_GPA + SZ_128M)
+#define LOGGED_GPA	(STABLE_GPA + SZ_64M)
 #define LOGGED_SIZE	SZ_4M
 #define LOGGED_PAGES	(LOGGED_SIZE / PAGE_SIZE)
 
-/* All that populating threads may ask for: some of it is not there. */
-#define RANGE_SIZE	(SZ_128M + SZ_16M)
+/* A vCPU for each address space, vCPUs that work, and one that writes. */
+#define NR_AS		2
+#define NR_VCPUS	(NR_AS + NR_WORKERS + 1)
+
 #define NR_POPULATORS	2
 
+/* Pages that are alike, for KSM to merge. */
+#define MERGED_PAGES	32
+
+/* Pages that are taken away in the midst of other invalidations, for each layout. */
+#define STORM_PAGES	24
+
 static struct kvm_vm *vm;
+static struct kvm_vcpu *vcpus[NR_VCPUS];
 static struct gtdp_mem mem, stable, logged;
+static struct gtdp_areas areas;
+static struct gtdp_layout layout;
 static struct guest_random_state rng;
-static uint64_t place, tag, calls, copies, copied_pages;
+static uint64_t reach, tag, calls, copies, copied_pages, merged_pages;
 static uint64_t log_caps;
+/* Page n of the memory has the stamp tags[n] + n. */
+static uint64_t tags[NR_PAGES];
+static uint64_t layouts[GTDP_NR_LAYOUTS];
 /* Held by who needs the vCPU that writes to logged memory not to run. */
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
-static uint32_t slot_flags;
 static bool stop;
 
 static uint64_t random_below(struct guest_random_state *state, uint64_t end)
@@ -67,27 +93,39 @@ static uint64_t random_below(struct guest_random_state *state, uint64_t end)
 	return guest_random_u32(state) % end;
 }
 
+/* Some of it is in no memslot, and some is where no vCPU gets. */
+static struct kvm_populate_memory any_range(struct guest_random_state *state)
+{
+	struct gtdp_area *area = &areas.areas[random_below(state, areas.nr)];
+	struct gtdp_piece *piece = &layout.pieces[random_below(state, GTDP_MAX_PIECES)];
+
+	/* Most calls find what they were made for. */
+	if (guest_random_bool(state))
+		return (struct kvm_populate_memory) {
+			.gpa = READ_ONCE(piece->gpa),
+			.size = READ_ONCE(piece->nr) * PAGE_SIZE,
+			.as_id = READ_ONCE(piece->as_id),
+		};
+
+	return (struct kvm_populate_memory) {
+		.gpa = area->gpa + random_below(state, area->size / PAGE_SIZE) * PAGE_SIZE,
+		.size = (1 + random_below(state, NR_PAGES)) * PAGE_SIZE,
+		.as_id = random_below(state, areas.nr_as),
+	};
+}
+
 static void *populator(void *arg)
 {
 	unsigned long id = (unsigned long)arg;
 	struct guest_random_state state = new_guest_random_state(guest_random_seed + id);
 	struct kvm_populate_memory range;
-	uint64_t page, before;
+	uint64_t before;
 	int r;
 
 	while (!READ_ONCE(stop)) {
-		page = random_below(&state, RANGE_SIZE / PAGE_SIZE);
-		range = (struct kvm_populate_memory) {
-			.gpa = GTDP_GPA + page * PAGE_SIZE,
-			.size = (1 + random_below(&state, NR_PAGES)) * PAGE_SIZE,
-			/* One of the threads leaves it to the follower. */
-			.flags = id == 1 ? KVM_POPULATE_ASYNC : 0,
-		};
-		/* Most calls find what they were made for. */
-		if (guest_random_bool(&state)) {
-			range.gpa = GTDP_GPA + READ_ONCE(place) * PLACE_DISTANCE;
-			range.size = MEM_SIZE;
-		}
+		range = any_range(&state);
+		/* One of the threads leaves it to the follower. */
+		range.flags = id == 1 ? KVM_POPULATE_ASYNC : 0;
 
 		before = range.gpa;
 		r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
@@ -97,6 +135,9 @@ static void *populator(void *arg)
 			TEST_ASSERT_EQ(range.mapped + range.absent, range.gpa - before);
 		else
 			usleep(1000);
+		TEST_ASSERT(range.mapped <= (before < reach ? reach - before : 0),
+			    "Mapped %#llx bytes from %#lx on, which no vCPU reaches (seed 0x%x)",
+			    range.mapped, before, guest_random_seed);
 		__atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
 
 		/* Let others have the CPU, if there are few. */
@@ -109,7 +150,7 @@ static void *populator(void *arg)
 
 static uint64_t worker_gpa(struct kvm_vcpu *vcpu)
 {
-	return STABLE_GPA + (vcpu->id - 1) * STABLE_PAGES * PAGE_SIZE;
+	return STABLE_GPA + (vcpu->id - NR_AS) * STABLE_PAGES * PAGE_SIZE;
 }
 
 static void *worker(void *arg)
@@ -261,152 +302,541 @@ static void *mover(void *arg)
 	return NULL;
 }
 
-static uint64_t gpa(void)
+/*
+ * Invalidates single pages of what else is happening to, which remain as they
+ * are: those come while more is being invalidated.
+ */
+static void *nibbler(void *arg)
 {
-	return GTDP_GPA + place * PLACE_DISTANCE;
+	struct guest_random_state state = new_guest_random_state(guest_random_seed + 4000);
+	void *hva;
+
+	while (!READ_ONCE(stop)) {
+		hva = mem.hva + random_below(&state, NR_PAGES) * PAGE_SIZE;
+		madvise(hva, PAGE_SIZE, guest_random_bool(&state) ? MADV_PAGEOUT : MADV_COLD);
+		usleep(random_below(&state, 2000));
+	}
+
+	return NULL;
 }
 
-static void set_slot(void)
+static struct kvm_vcpu *vcpu_of(struct gtdp_piece *piece)
 {
-	gtdp_add_slot(vm, GTDP_SLOT, slot_flags, gpa(), &mem);
+	return vcpus[piece->as_id];
+}
+
+/* The end of the pages from @first on, but not beyond @end, with the same tag. */
+static uint64_t end_of_run(uint64_t first, uint64_t end)
+{
+	uint64_t i;
+
+	for (i = first + 1; i < end && tags[i] == tags[first]; i++)
+		;
+	return i;
+}
+
+static void set_tags(uint64_t first, uint64_t nr)
+{
+	uint64_t i;
+
+	tag += NR_PAGES;
+	for (i = first; i < first + nr; i++)
+		tags[i] = tag;
+}
+
+static void refill_part(uint64_t first, uint64_t nr)
+{
+	set_tags(first, nr);
+	gtdp_stamp(mem.hva + first * PAGE_SIZE, nr, tag + first);
 }
 
 static void refill(void)
 {
-	tag += NR_PAGES;
-	gtdp_stamp(mem.hva, NR_PAGES, tag);
+	refill_part(0, NR_PAGES);
 }
 
-static void advise(int advice)
+static void check_host(void)
 {
-	/* Collapsing, and the like, may not be possible just now. */
-	madvise(mem.hva, MEM_SIZE, advice);
+	uint64_t first, end;
+
+	for (first = 0; first < NR_PAGES; first = end) {
+		end = end_of_run(first, NR_PAGES);
+		gtdp_check(mem.hva + first * PAGE_SIZE, end - first, tags[first] + first);
+	}
+}
+
+/* The guest finds what is in the memory, wherever that is. */
+static void check_piece(struct gtdp_piece *piece)
+{
+	uint64_t first, end, last = piece->first + piece->nr_reached;
+
+	for (first = piece->first; first < last; first = end) {
+		end = end_of_run(first, last);
+		gtdp_run(vcpu_of(piece), GTDP_CHECK,
+			 piece->gva + (first - piece->first) * PAGE_SIZE,
+			 end - first, tags[first] + first);
+	}
+}
+
+static struct gtdp_piece *pieces_end(void)
+{
+	return layout.pieces + layout.nr;
+}
+
+static void check_guest(void)
+{
+	struct gtdp_piece *piece;
+
+	for (piece = layout.pieces; piece < pieces_end(); piece++)
+		check_piece(piece);
+}
+
+/* Each word that the guest wants to write is an exit to whoever emulates a ROM. */
+static void check_readonly(struct gtdp_piece *piece)
+{
+	uint64_t page = random_below(&rng, piece->nr_reached);
+	struct kvm_vcpu *vcpu = vcpu_of(piece);
+	struct kvm_run *run = vcpu->run;
+	int exits;
+
+	gtdp_set_job(vcpu, (struct gtdp_job) {
+		.op = GTDP_STAMP,
+		.gpa = piece->gva + page * PAGE_SIZE,
+		.nr = 1,
+		.step = 1,
+		.tag = tag + 1,
+	});
+	for (exits = 0; vcpu_run(vcpu), run->exit_reason == KVM_EXIT_MMIO; exits++) {
+		TEST_ASSERT(run->mmio.is_write, "Read-only memory is not readable");
+		TEST_ASSERT_EQ(run->mmio.phys_addr & PAGE_MASK,
+			       piece->gpa + page * PAGE_SIZE);
+	}
+	gtdp_finish_job(vcpu);
+	TEST_ASSERT(exits == 2, "%d of 2 writes to a read-only memslot exited (seed 0x%x)",
+		    exits, guest_random_seed);
+}
+
+static void stamp_piece(struct gtdp_piece *piece)
+{
+	uint64_t first = random_below(&rng, piece->nr_reached);
+	uint64_t nr = 1 + random_below(&rng, piece->nr_reached - first);
+
+	/* In part, so that there is something of others' next to it. */
+	set_tags(piece->first + first, nr);
+	gtdp_run(vcpu_of(piece), GTDP_STAMP, piece->gva + first * PAGE_SIZE, nr,
+		 tag + piece->first + first);
+}
+
+static void write_guest(void)
+{
+	struct gtdp_piece *piece;
+
+	for (piece = layout.pieces; piece < pieces_end(); piece++) {
+		if (!piece->nr_reached)
+			continue;
+		if (piece->flags & KVM_MEM_READONLY)
+			check_readonly(piece);
+		else
+			stamp_piece(piece);
+	}
+}
+
+static void set_piece(struct gtdp_piece *piece)
+{
+	gtdp_piece_set(vm, piece, mem.hva);
+}
+
+static void new_layout(void)
+{
+	struct gtdp_piece *piece;
+
+	for (piece = layout.pieces; piece < pieces_end(); piece++)
+		gtdp_piece_delete(vm, piece);
+	do {
+		gtdp_layout_choose(&layout, &areas, &rng, NR_PAGES);
+	} while (!layout.nr);
+	layouts[layout.kind]++;
+	for (piece = layout.pieces; piece < pieces_end(); piece++)
+		set_piece(piece);
+}
+
+static struct gtdp_piece *any_piece(void)
+{
+	return &layout.pieces[random_below(&rng, layout.nr)];
+}
+
+struct part {
+	uint64_t first;
+	uint64_t nr;
+	void *hva;
+	size_t size;
+};
+
+/* More or less than 2MiB, of any number of memslots. */
+static struct part any_part(void)
+{
+	struct part part;
+
+	part.first = random_below(&rng, NR_PAGES);
+	part.nr = 1 + random_below(&rng, guest_random_bool(&rng) ? NR_PAGES : GTDP_REGION_PAGES);
+	if (!random_below(&rng, 4))
+		part = (struct part) { .nr = NR_PAGES };
+	part.nr = min_t(uint64_t, part.nr, NR_PAGES - part.first);
+	part.hva = mem.hva + part.first * PAGE_SIZE;
+	part.size = part.nr * PAGE_SIZE;
+	return part;
+}
+
+/* Others fork all the time, and each page copied costs a fault of host and guest. */
+static void keep_from_children(void)
+{
+	int r = madvise(mem.hva, MEM_SIZE, MADV_DONTFORK);
+
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+}
+
+static void refill_after(struct part part)
+{
+	/* As to the rest, let it be what it is. */
+	if (guest_random_bool(&rng))
+		refill();
+	else
+		refill_part(part.first, part.nr);
 }
 
 static void discard(void)
 {
-	uint64_t first = random_below(&rng, NR_PAGES);
-	uint64_t nr = 1 + random_below(&rng, NR_PAGES - first);
+	struct part part = any_part();
+	int r;
 
-	/* In part, so that it is in the midst of what is being populated. */
-	madvise(mem.hva + first * PAGE_SIZE, nr * PAGE_SIZE, MADV_DONTNEED);
-	refill();
+	r = madvise(part.hva, part.size, MADV_DONTNEED);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	refill_after(part);
 }
 
 /* The memory is elsewhere for a moment, and there is nothing in its place. */
 static void remap(void)
 {
+	struct part part = any_part();
 	void *tmp, *map;
 
-	tmp = mremap(mem.hva, MEM_SIZE, MEM_SIZE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
-	TEST_ASSERT(tmp != MAP_FAILED, __KVM_SYSCALL_ERROR("mremap()", -1));
+	/* What is moved must be one mapping. */
+	tmp = mremap(part.hva, part.size, part.size, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+	if (tmp == MAP_FAILED)
+		return;
 	sched_yield();
-	map = mremap(tmp, MEM_SIZE, MEM_SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, mem.hva);
-	TEST_ASSERT(map == mem.hva, __KVM_SYSCALL_ERROR("mremap()", -1));
+	map = mremap(tmp, part.size, part.size, MREMAP_MAYMOVE | MREMAP_FIXED, part.hva);
+	TEST_ASSERT(map == part.hva, __KVM_SYSCALL_ERROR("mremap()", -1));
 }
 
-static void age_all(void)
+static void age_part(void)
 {
-	age(mem.hva, NR_PAGES);
+	struct part part = any_part();
+
+	age(part.hva, part.nr);
 }
 
 static void replace(void)
 {
+	struct part part = any_part();
 	void *map;
 
-	map = mmap(mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE,
+	map = mmap(part.hva, part.size, PROT_READ | PROT_WRITE,
 		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-	TEST_ASSERT(map == mem.hva, __KVM_SYSCALL_ERROR("mmap()", -1));
-	advise(guest_random_bool(&rng) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-	refill();
+	TEST_ASSERT(map == part.hva, __KVM_SYSCALL_ERROR("mmap()", -1));
+	madvise(part.hva, part.size, guest_random_bool(&rng) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+	keep_from_children();
+	refill_after(part);
 }
 
 static void collapse(void)
 {
-	advise(MADV_HUGEPAGE);
-	advise(MADV_COLLAPSE);
+	struct part part = any_part();
+
+	/* May not be possible just now. */
+	madvise(part.hva, part.size, MADV_HUGEPAGE);
+	madvise(part.hva, part.size, MADV_COLLAPSE);
 }
 
 static void protect(void)
 {
+	struct part part = any_part();
 	int r;
 
 	/* Populated, it is read-only; a stale writable page would be kept. */
-	r = mprotect(mem.hva, MEM_SIZE, PROT_READ);
+	r = mprotect(part.hva, part.size, guest_random_bool(&rng) ? PROT_READ : PROT_NONE);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
 	sched_yield();
-	r = mprotect(mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE);
+	r = mprotect(part.hva, part.size, PROT_READ | PROT_WRITE);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
-	refill();
+	refill_after(part);
 }
 
 /* Has every page copied on the next write to it, while it remains mapped. */
 static void fork_child(void)
 {
-	pid_t pid = fork();
+	struct part part = any_part();
+	pid_t pid;
 
+	madvise(part.hva, part.size, MADV_DOFORK);
+	pid = fork();
 	if (!pid)
 		_exit(0);
-	refill();
+	if (guest_random_bool(&rng))
+		refill_after(part);
 	waitpid(pid, NULL, 0);
+	keep_from_children();
+}
+
+static void page_out(void)
+{
+	struct part part = any_part();
+
+	madvise(part.hva, part.size, MADV_PAGEOUT);
+}
+
+static uint64_t read_ksm(const char *name)
+{
+	uint64_t value = 0;
+	char path[64];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/sys/kernel/mm/ksm/%s", name);
+	file = fopen(path, "r");
+	if (!file || fscanf(file, "%lu", &value) != 1)
+		value = 0;
+	if (file)
+		fclose(file);
+	return value;
+}
+
+static void write_ksm(const char *name, uint64_t value)
+{
+	char path[64];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/sys/kernel/mm/ksm/%s", name);
+	file = fopen(path, "w");
+	if (!file)
+		return;
+	fprintf(file, "%lu", value);
+	fclose(file);
+}
+
+/* Have pages that are alike become one, which is copied when it is written to. */
+static void merge(void)
+{
+	uint64_t first = random_below(&rng, NR_PAGES - MERGED_PAGES), i, scans;
+	void *hva = mem.hva + first * PAGE_SIZE;
+	int tries = 100;
+
+	tag += NR_PAGES;
+	for (i = 0; i < MERGED_PAGES; i++) {
+		tags[first + i] = tag - first - i;
+		gtdp_stamp(hva + i * PAGE_SIZE, 1, tag);
+	}
+
+	if (madvise(hva, MERGED_PAGES * PAGE_SIZE, MADV_MERGEABLE))
+		return;
+	scans = read_ksm("full_scans");
+	write_ksm("pages_to_scan", 4096);
+	write_ksm("sleep_millisecs", 1);
+	write_ksm("run", 1);
+	while (read_ksm("full_scans") < scans + 3 && --tries)
+		usleep(1000);
+	write_ksm("run", 0);
+	merged_pages += read_ksm("pages_sharing");
 }
 
 static void delete_slot(void)
 {
-	gtdp_delete_slot(vm, GTDP_SLOT);
-	place = random_below(&rng, NR_PLACES);
+	struct gtdp_piece *piece = any_piece();
+
+	gtdp_piece_delete(vm, piece);
+	gtdp_piece_move(&layout, piece, &areas, &rng);
+	if (guest_random_bool(&rng))
+		piece->flags ^= KVM_MEM_READONLY;
 	if (guest_random_bool(&rng))
 		refill();
-	set_slot();
+	set_piece(piece);
 }
 
 static void move_slot(void)
 {
-	place = (place + 1) % NR_PLACES;
-	set_slot();
+	struct gtdp_piece *piece = any_piece();
+
+	if (gtdp_piece_move(&layout, piece, &areas, &rng))
+		set_piece(piece);
 }
 
 static void toggle_logging(void)
 {
-	slot_flags ^= KVM_MEM_LOG_DIRTY_PAGES;
-	set_slot();
+	struct gtdp_piece *piece = any_piece();
+
+	piece->flags ^= KVM_MEM_LOG_DIRTY_PAGES;
+	set_piece(piece);
 }
 
 static void (* const actions[])(void) = {
 	discard, replace, collapse, protect, fork_child, delete_slot, move_slot, toggle_logging,
-	remap, age_all,
+	remap, age_part, page_out, merge,
 };
 
 static const char * const names[] = {
 	"discard", "replace", "collapse", "protect", "fork", "delete slot", "move slot",
-	"toggle logging", "remap", "age",
+	"toggle logging", "remap", "age", "page out", "merge",
 };
 
 static uint64_t counts[ARRAY_SIZE(actions)];
 
-/* The log is what the guest wrote, regardless of what else is going on. */
-static void check_log(struct kvm_vcpu *vcpu)
+/* The log of a memslot is what the guest wrote there, regardless of all else. */
+static void check_log(struct gtdp_piece *piece)
 {
 	uint64_t step = 1 + random_below(&rng, 100), i;
-	unsigned long *log = bitmap_zalloc(NR_PAGES);
+	unsigned long *log = bitmap_zalloc(piece->nr);
+	bool writable = !(piece->flags & KVM_MEM_READONLY);
 
 	/* Only populating is known not to log: have all of it mapped before. */
-	gtdp_populate(vm, gpa(), MEM_SIZE);
-	gtdp_run(vcpu, GTDP_READ, gpa(), NR_PAGES, 0);
-	harvest(GTDP_SLOT, NR_PAGES, log);
+	gtdp_piece_populate(vm, piece);
+	gtdp_run(vcpu_of(piece), GTDP_READ, piece->gva, piece->nr_reached, 0);
+	harvest(piece->slot, piece->nr, log);
 
-	gtdp_run_job(vcpu, (struct gtdp_job) {
-		.op = GTDP_STAMP,
-		.gpa = gpa(),
-		.nr = NR_PAGES,
-		.step = step,
-		.tag = tag,
-	});
-	harvest(GTDP_SLOT, NR_PAGES, log);
-	for (i = 0; i < NR_PAGES; i++)
-		TEST_ASSERT(test_bit(i, log) == !(i % step), "Page %lu is %sin the log",
-			    i, test_bit(i, log) ? "" : "not ");
+	if (writable) {
+		set_tags(piece->first, piece->nr_reached);
+		gtdp_run_job(vcpu_of(piece), (struct gtdp_job) {
+			.op = GTDP_STAMP,
+			.gpa = piece->gva,
+			.nr = piece->nr_reached,
+			.step = step,
+			.tag = tag + piece->first,
+		});
+	}
+	harvest(piece->slot, piece->nr, log);
+	for (i = 0; i < piece->nr; i++)
+		TEST_ASSERT(test_bit(i, log) ==
+			    (writable && i < piece->nr_reached && !(i % step)),
+			    "Page %lu of %lu is %sin the log (seed 0x%x)", i, piece->nr,
+			    test_bit(i, log) ? "" : "not ", guest_random_seed);
 	free(log);
+
+	/* Those that were left out, too. */
+	if (writable)
+		gtdp_run(vcpu_of(piece), GTDP_STAMP, piece->gva, piece->nr_reached,
+			 tag + piece->first);
+}
+
+static void check_logs(void)
+{
+	struct gtdp_piece *piece;
+
+	for (piece = layout.pieces; piece < pieces_end(); piece++) {
+		if (piece->flags & KVM_MEM_LOG_DIRTY_PAGES)
+			check_log(piece);
+	}
+}
+
+static void one_round(void)
+{
+	int action = random_below(&rng, ARRAY_SIZE(actions));
+
+	actions[action]();
+	counts[action]++;
+
+	check_guest();
+	write_guest();
+	check_host();
+	check_guest();
+	check_logs();
+}
+
+/* All is quiet: what is mapped now is what remains. */
+static void check_rest(void)
+{
+	struct kvm_populate_memory sum;
+	struct gtdp_piece *piece;
+
+	refill();
+	for (piece = layout.pieces; piece < pieces_end(); piece++) {
+		sum = gtdp_piece_populate(vm, piece);
+		TEST_ASSERT_EQ(sum.mapped, piece->nr_reached * PAGE_SIZE);
+	}
+	check_guest();
+	refill();
+	check_guest();
+}
+
+static void report(uint64_t done)
+{
+	struct gtdp_storm_counts storms = gtdp_storm_end();
+	uint64_t i;
+
+	for (i = 0; i < ARRAY_SIZE(actions); i++)
+		pr_info("%-16s %8lu\n", names[i], counts[i]);
+	for (i = 0; i < GTDP_NR_LAYOUTS; i++)
+		pr_info("layout %-16s %8lu, in storms %lu\n", gtdp_layout_names[i], layouts[i],
+			storms.layouts[i]);
+	pr_info("%lu pages merged; %lu taken away in storms, %lu while more was invalidated\n",
+		merged_pages, storms.pages, storms.raced);
+	pr_info("%lu rounds, %lu calls, %lu pages populated, %lu copies of %lu pages\n",
+		done, calls, gtdp_nr_populated(vm), copies, copied_pages);
+}
+
+static void create_vm(void)
+{
+	uint64_t i;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, PAGE_SIZE);
+	gtdp_mem_alloc(&stable, GTDP_ANON, NR_WORKERS * STABLE_PAGES * PAGE_SIZE, 0);
+	gtdp_mem_alloc(&logged, GTDP_ANON, LOGGED_SIZE, 0);
+	gtdp_stamp(logged.hva, LOGGED_PAGES, 0);
+	keep_from_children();
+	refill();
+
+	vm = gtdp_vm_create(GTDP_ALL, NR_VCPUS, vcpus);
+	reach = gtdp_reach(vm);
+	gtdp_areas_init(&areas, vm, LAYOUTS_SIZE);
+	switch (guest_random_seed % 3) {
+	case 0:
+		break;
+	case 1:
+		log_caps = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE;
+		break;
+	case 2:
+		log_caps = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET;
+		break;
+	}
+	if (log_caps)
+		vm_enable_cap(vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, log_caps);
+	gtdp_add_slot(vm, STABLE_SLOT, 0, STABLE_GPA, &stable);
+	gtdp_add_slot(vm, LOGGED_SLOT, 0, LOGGED_GPA, &logged);
+
+	/* A vCPU in SMM runs the same code, which must be there, too. */
+	if (areas.nr_as > 1) {
+		vm_set_user_memory_region(vm, 1 << 16, 0, 0, gtdp_code_size(vm),
+					  addr_gpa2hva(vm, 0));
+		gtdp_enter_smm(vcpus[1]);
+	}
+
+	for (i = 0; i < areas.nr; i++)
+		pr_info("memslots at %#lx to %#lx\n", areas.areas[i].gpa,
+			areas.areas[i].gpa + areas.areas[i].size);
+	pr_info("page tables reach %#lx\n", reach);
+}
+
+static int create_threads(pthread_t *threads)
+{
+	unsigned long id;
+	int nr = 0, i;
+
+	for (id = 0; id < NR_POPULATORS; id++)
+		pthread_create(&threads[nr++], NULL, populator, (void *)id);
+	for (i = 0; i < NR_WORKERS; i++)
+		pthread_create(&threads[nr++], NULL, worker, vcpus[NR_AS + i]);
+	pthread_create(&threads[nr++], NULL, writer, vcpus[NR_AS + NR_WORKERS]);
+	pthread_create(&threads[nr++], NULL, copier, NULL);
+	pthread_create(&threads[nr++], NULL, mover, NULL);
+	pthread_create(&threads[nr++], NULL, nibbler, NULL);
+	return nr;
 }
 
 static void help(const char *name)
@@ -417,12 +847,10 @@ static void help(const char *name)
 
 int main(int argc, char *argv[])
 {
-	pthread_t threads[NR_POPULATORS + NR_WORKERS + 3];
-	struct kvm_vcpu *vcpus[2 + NR_WORKERS];
-	int i, action, done, iterations = 40, seconds = 0;
-	time_t end, report;
-	unsigned long id;
-	int opt;
+	pthread_t threads[NR_POPULATORS + NR_WORKERS + 4];
+	int opt, nr_threads, iterations = 40, seconds = 0;
+	time_t end, next;
+	uint64_t done;
 
 	while ((opt = getopt(argc, argv, "hi:t:s:")) != -1) {
 		switch (opt) {
@@ -444,73 +872,31 @@ int main(int argc, char *argv[])
 
 	pr_info("seed 0x%x\n", guest_random_seed);
 	rng = new_guest_random_state(guest_random_seed);
-	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, PAGE_SIZE);
-	gtdp_mem_alloc(&stable, GTDP_ANON, NR_WORKERS * STABLE_PAGES * PAGE_SIZE, 0);
-	gtdp_mem_alloc(&logged, GTDP_ANON, LOGGED_SIZE, 0);
-	gtdp_stamp(logged.hva, LOGGED_PAGES, 0);
-	refill();
+	create_vm();
+	gtdp_storm_init();
+	nr_threads = create_threads(threads);
 
-	vm = gtdp_vm_create(GTDP_ALL, ARRAY_SIZE(vcpus), vcpus);
-	switch (guest_random_seed % 3) {
-	case 0:
-		break;
-	case 1:
-		log_caps = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE;
-		break;
-	case 2:
-		log_caps = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET;
-		break;
-	}
-	if (log_caps)
-		vm_enable_cap(vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, log_caps);
-	gtdp_add_slot(vm, STABLE_SLOT, 0, STABLE_GPA, &stable);
-	gtdp_add_slot(vm, LOGGED_SLOT, 0, LOGGED_GPA, &logged);
-	set_slot();
-
-	for (id = 0; id < NR_POPULATORS; id++)
-		pthread_create(&threads[id], NULL, populator, (void *)id);
-	for (i = 0; i < NR_WORKERS; i++)
-		pthread_create(&threads[NR_POPULATORS + i], NULL, worker, vcpus[1 + i]);
-	i = NR_POPULATORS + NR_WORKERS;
-	pthread_create(&threads[i++], NULL, writer, vcpus[1 + NR_WORKERS]);
-	pthread_create(&threads[i++], NULL, copier, NULL);
-	pthread_create(&threads[i++], NULL, mover, NULL);
-
-	report = time(NULL) + 10;
+	next = time(NULL) + 10;
 	end = time(NULL) + seconds;
 	for (done = 0; seconds ? time(NULL) < end : done < iterations; done++) {
-		if (time(NULL) >= report) {
-			pr_info("%d rounds, %lu calls, %lu copies\n", done, calls, copies);
-			report += 10;
+		if (time(NULL) >= next) {
+			pr_info("%lu rounds, %lu calls, %lu copies\n", done, calls, copies);
+			next += 10;
 		}
 
-		action = random_below(&rng, ARRAY_SIZE(actions));
-		actions[action]();
-		counts[action]++;
-
-		gtdp_run(vcpus[0], GTDP_CHECK, gpa(), NR_PAGES, tag);
-		tag += NR_PAGES;
-		gtdp_run(vcpus[0], GTDP_STAMP, gpa(), NR_PAGES, tag);
-		gtdp_check(mem.hva, NR_PAGES, tag);
-
-		if (slot_flags)
-			check_log(vcpus[0]);
+		if (!(done % LAYOUT_ROUNDS)) {
+			new_layout();
+			gtdp_storm(&rng, STORM_PAGES);
+		}
+		one_round();
 	}
 
 	WRITE_ONCE(stop, true);
-	for (i = 0; i < ARRAY_SIZE(threads); i++)
-		pthread_join(threads[i], NULL);
+	while (nr_threads)
+		pthread_join(threads[--nr_threads], NULL);
 
-	/* All is quiet: what is mapped now is what remains. */
-	gtdp_populate_full(vm, gpa(), MEM_SIZE);
-	gtdp_run(vcpus[0], GTDP_CHECK, gpa(), NR_PAGES, tag);
-	refill();
-	gtdp_run(vcpus[0], GTDP_CHECK, gpa(), NR_PAGES, tag);
-
-	for (action = 0; action < (int)ARRAY_SIZE(actions); action++)
-		pr_info("%-16s %8lu\n", names[action], counts[action]);
-	pr_info("%d rounds, %lu calls, %lu pages populated, %lu copies of %lu pages\n",
-		done, calls, gtdp_nr_populated(vm), copies, copied_pages);
+	check_rest();
+	report(done);
 
 	kvm_vm_free(vm);
 	gtdp_mem_free(&mem);

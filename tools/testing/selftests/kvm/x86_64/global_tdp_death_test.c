@@ -14,7 +14,6 @@
 #include <string.h>
 #include <unistd.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
 
@@ -35,9 +34,7 @@
 #define NR_CLOSES	4
 #define NR_POPULATORS	2
 
-#define CGROUPS		"/sys/fs/cgroup"
-
-static char cgroup[64];
+static char *cgroup;
 static int pipe_fds[2];
 
 struct env {
@@ -45,22 +42,6 @@ struct env {
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 };
-
-static bool write_file(const char *dir, const char *name, const char *text)
-{
-	char path[128];
-	ssize_t r;
-	int fd;
-
-	snprintf(path, sizeof(path), "%s/%s", dir, name);
-	fd = open(path, O_WRONLY);
-	if (fd < 0)
-		return false;
-
-	r = write(fd, text, strlen(text));
-	close(fd);
-	return r == strlen(text);
-}
 
 static uint64_t read_number(const char *dir, const char *name)
 {
@@ -98,23 +79,13 @@ static uint64_t charged(const char *kind)
 
 static bool create_cgroup(void)
 {
-	snprintf(cgroup, sizeof(cgroup), CGROUPS "/global_tdp.%d", getpid());
-	write_file(CGROUPS, "cgroup.subtree_control", "+memory");
-	if (mkdir(cgroup, 0755))
+	cgroup = gtdp_cgroup_create(NULL, "memory");
+	if (!cgroup)
 		return false;
 
 	/* What is swapped out makes room; there need not be swap, though. */
-	write_file(cgroup, "memory.swap.max", "0");
-	if (write_file(cgroup, "memory.max", "max"))
-		return true;
-
-	rmdir(cgroup);
-	return false;
-}
-
-static void destroy_cgroup(void)
-{
-	TEST_ASSERT(!rmdir(cgroup), __KVM_SYSCALL_ERROR("rmdir()", -1));
+	gtdp_write_file(cgroup, "memory.swap.max", "0");
+	return true;
 }
 
 static void set_limit(uint64_t limit)
@@ -123,7 +94,7 @@ static void set_limit(uint64_t limit)
 
 	if (limit)
 		snprintf(text, sizeof(text), "%lu", limit);
-	TEST_ASSERT(write_file(cgroup, "memory.max", text), "Can't set memory.max");
+	TEST_ASSERT(gtdp_write_file(cgroup, "memory.max", text), "Can't set memory.max");
 }
 
 static void env_create(struct env *env, uint64_t features)
@@ -220,8 +191,11 @@ static void limited_vmm(void)
 	_exit(0);
 }
 
-/* The follower, too, stops, and goes on once there may be more. */
-static void limited_follower(void)
+/*
+ * The follower, too, stops, and goes on once there may be more: if it is told to
+ * or, @alone, without that.
+ */
+static void limited_follower(bool alone)
 {
 	struct kvm_populate_memory range = {
 		.gpa = GTDP_GPA,
@@ -237,9 +211,11 @@ static void limited_follower(void)
 
 	TEST_ASSERT_EQ(read(pipe_fds[0], &go, 1), 1);
 
-	range.gpa = GTDP_GPA;
-	range.size = MEM_SIZE;
-	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+	if (!alone) {
+		range.gpa = GTDP_GPA;
+		range.size = MEM_SIZE;
+		vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+	}
 	gtdp_wait_mapped(env.vm, gtdp_code_size(env.vm) / PAGE_SIZE + NR_TABLES);
 	check_pages(&env, NR_TABLES);
 
@@ -248,18 +224,14 @@ static void limited_follower(void)
 	_exit(0);
 }
 
-/* Start @vmm as a process of its own, which pays for itself. */
-static pid_t start(void (*vmm)(void))
+static void told_follower(void)
 {
-	pid_t pid = fork();
+	limited_follower(false);
+}
 
-	if (pid)
-		return pid;
-
-	/* Don't print twice what the parent has not yet written. */
-	TEST_ASSERT(write_file(cgroup, "cgroup.procs", "0"), "Can't enter %s", cgroup);
-	vmm();
-	_exit(1);
+static void lone_follower(void)
+{
+	limited_follower(true);
 }
 
 static bool has_vm(pid_t pid)
@@ -317,15 +289,6 @@ static void wait_for_nothing(pid_t pid, uint64_t users)
 		usleep(10000);
 }
 
-static void check_exit(pid_t pid)
-{
-	int status;
-
-	TEST_ASSERT_EQ(waitpid(pid, &status, 0), pid);
-	TEST_ASSERT(WIFEXITED(status) && !WEXITSTATUS(status),
-		    "The VMM ended with status %#x", status);
-}
-
 static bool test_vmm(void (*vmm)(void))
 {
 	uint64_t users = module_users();
@@ -334,10 +297,10 @@ static bool test_vmm(void (*vmm)(void))
 	if (!create_cgroup())
 		return false;
 
-	pid = start(vmm);
-	check_exit(pid);
+	pid = gtdp_start(cgroup, vmm);
+	gtdp_check_exit(pid);
 	wait_for_nothing(pid, users);
-	destroy_cgroup();
+	gtdp_cgroup_destroy(cgroup);
 	return true;
 }
 
@@ -346,7 +309,7 @@ static bool test_limit(void)
 	return test_vmm(limited_vmm);
 }
 
-static bool test_limit_follower(void)
+static bool test_limit_async(void (*vmm)(void))
 {
 	uint64_t users = module_users(), tables = 0, last;
 	pid_t pid;
@@ -356,7 +319,7 @@ static bool test_limit_follower(void)
 	TEST_ASSERT(!pipe(pipe_fds), __KVM_SYSCALL_ERROR("pipe()", -1));
 
 	/* The follower makes progress, and then it does not any more. */
-	pid = start(limited_follower);
+	pid = gtdp_start(cgroup, vmm);
 	do {
 		last = tables;
 		usleep(300000);
@@ -364,15 +327,32 @@ static bool test_limit_follower(void)
 	} while (tables < LEEWAY / 2 || tables != last);
 	TEST_ASSERT(tables < NR_TABLES * PAGE_SIZE, "%lu bytes of page tables", tables);
 
+	/*
+	 * Its longest sleep is 250ms, so what it wants to give up, after a look
+	 * in vain or some, it will have by then.
+	 */
+	if (vmm == lone_follower)
+		sleep(3);
+
 	set_limit(0);
 	TEST_ASSERT_EQ(write(pipe_fds[1], "", 1), 1);
-	check_exit(pid);
+	gtdp_check_exit(pid);
 	wait_for_nothing(pid, users);
 
 	close(pipe_fds[0]);
 	close(pipe_fds[1]);
-	destroy_cgroup();
+	gtdp_cgroup_destroy(cgroup);
 	return true;
+}
+
+static bool test_limit_told(void)
+{
+	return test_limit_async(told_follower);
+}
+
+static bool test_limit_lone(void)
+{
+	return test_limit_async(lone_follower);
 }
 
 /* Populate, over and over, until the VM is not there any more. */
@@ -443,7 +423,7 @@ static bool test_kill(void)
 		return false;
 
 	for (i = 0; i < NR_KILLS; i++) {
-		pid = start(busy_vmm);
+		pid = gtdp_start(cgroup, busy_vmm);
 
 		/* Most of them once there is something to be left behind. */
 		while (i % 3 && charged("sec_pagetables") < SZ_64K)
@@ -460,7 +440,7 @@ static bool test_kill(void)
 	}
 	TEST_ASSERT(hits, "No VM had page tables");
 
-	destroy_cgroup();
+	gtdp_cgroup_destroy(cgroup);
 	return true;
 }
 
@@ -521,7 +501,8 @@ static bool test_close(void)
 
 static const struct gtdp_test tests[] = {
 	{ "memory cgroup at its limit", test_limit },
-	{ "memory cgroup at its limit, asynchronous", test_limit_follower },
+	{ "memory cgroup at its limit, asynchronous", test_limit_told },
+	{ "memory cgroup at its limit, given more later", test_limit_lone },
 	{ "files closed", test_close },
 	{ "killed", test_kill },
 };

@@ -9,15 +9,20 @@
  *   precopy: a copy of memory that is kept up to date by means of the log is
  *            right in the end, with the guest writing, and logging turned on
  *            and off, while other threads populate
- *   ended:   when logging ends, the host's huge pages are the guest's again: no
- *            vCPU faults for that, nor is there a time when it would have to
+ *   ended:   when logging has ended, the host's huge pages are the guest's again,
+ *            whether or not somebody populates on his own, and whyever they were
+ *            small: no vCPU faults for that, nor is there a time when it would
+ *            have to, and what the guest wrote meanwhile is not lost
  */
 #include <pthread.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <asm/barrier.h>
 #include <linux/bitmap.h>
+#include <linux/mman.h>
 
 #include "test_util.h"
 #include "kvm_util.h"
@@ -26,14 +31,19 @@
 
 #define MEM_SIZE	SZ_4M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+#define NR_REGIONS	(MEM_SIZE / SZ_2M)
 
 /* More than there are pages, so that a ring is never full. */
 #define RING_ENTRIES	(4 * NR_PAGES)
 #define RING_SIZE	(RING_ENTRIES * sizeof(struct kvm_dirty_gfn))
 
 #define HOST_TAG	1
+#define GUEST_TAG	1000000
 #define ROUNDS		3
 #define NR_POPULATORS	2
+#define NR_PAGEOUTS	3
+
+#define NX_HUGE_PAGES	"/sys/module/kvm/parameters/nx_huge_pages"
 
 enum mode {
 	BITMAP,
@@ -86,10 +96,10 @@ static bool env_create(struct env *env, uint64_t features, enum mode mode,
 
 	*env = (struct env) { .mode = mode };
 
-	if (!is_mode_supported(mode) || (backing == GTDP_THP && !thp_configured()))
+	if (!is_mode_supported(mode) || (backing == GTDP_THP && !thp_configured()) ||
+	    !gtdp_mem_alloc(&env->mem, backing, MEM_SIZE, 0))
 		return false;
 
-	gtdp_mem_alloc(&env->mem, backing, MEM_SIZE, 0);
 	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
 
 	env->vm = __gtdp_vm_create(features, mode == RING ? RING_SIZE : 0, 1, &env->vcpu);
@@ -338,6 +348,90 @@ static bool test_precopy(enum mode mode, enum gtdp_backing backing)
 	return true;
 }
 
+/*
+ * A file's pages can be huge where addresses are as aligned as offsets are.  That
+ * does not depend on whether they would be by themselves.
+ */
+static bool make_file_huge(struct gtdp_mem *mem)
+{
+	void *map = mmap(mem->hva, MEM_SIZE, PROT_READ | PROT_WRITE,
+			 MAP_SHARED | MAP_FIXED, mem->fd, 0);
+
+	TEST_ASSERT(map == mem->hva, __KVM_SYSCALL_ERROR("mmap()", -1));
+	gtdp_stamp(mem->hva, NR_PAGES, HOST_TAG);
+
+	return !madvise(mem->hva, MEM_SIZE, MADV_HUGEPAGE) &&
+	       !madvise(mem->hva, MEM_SIZE, MADV_COLLAPSE) &&
+	       !madvise(mem->hva, MEM_SIZE, MADV_POPULATE_WRITE);
+}
+
+/* Huge pages, but no memslot yet. */
+static bool ended_create(struct env *env, uint64_t features, enum gtdp_backing backing)
+{
+	if (!env_create(env, features, BITMAP, backing))
+		return false;
+
+	if ((backing == GTDP_MEMFD && !make_file_huge(&env->mem)) ||
+	    gtdp_huge_bytes(env->mem.hva) < MEM_SIZE) {
+		ksft_print_msg("no huge pages\n");
+		env_destroy(env);
+		return false;
+	}
+
+	gtdp_make_code(env->mem.hva, NR_PAGES);
+	return true;
+}
+
+/* All is mapped, and as huge pages what can be. */
+static void check_huge(struct env *env)
+{
+	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "pages_2m"), NR_REGIONS);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "pages_4k"),
+		       gtdp_code_size(env->vm) / PAGE_SIZE);
+}
+
+/* All is mapped, as small pages, and the guest writes some of it. */
+static void write_logged(struct env *env)
+{
+	populate(env);
+	TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	stamp_every(env, 3, HOST_TAG);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "pages_2m"), 0);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env->vm),
+		       NR_PAGES + gtdp_code_size(env->vm) / PAGE_SIZE);
+}
+
+/* They are as good as ever: not even writing takes a fault. */
+static void check_as_ever(struct env *env)
+{
+	TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	TEST_ASSERT_EQ(stamp_every(env, 1, GUEST_TAG), 0);
+	gtdp_check(env->mem.hva, NR_PAGES, GUEST_TAG);
+	check_huge(env);
+}
+
+/* Logging has just ended, and all is mapped by huge pages. */
+static bool test_ended(uint64_t features, enum gtdp_backing backing)
+{
+	struct env env;
+
+	if (!ended_create(&env, features, backing))
+		return false;
+
+	set_logging(&env, false);
+	populate(&env);
+	check_huge(&env);
+
+	set_logging(&env, true);
+	write_logged(&env);
+	set_logging(&env, false);
+	check_huge(&env);
+	check_as_ever(&env);
+
+	env_destroy(&env);
+	return true;
+}
+
 static void *reader(void *arg)
 {
 	struct env *env = arg;
@@ -348,6 +442,38 @@ static void *reader(void *arg)
 	return NULL;
 }
 
+/*
+ * The same while the vCPU runs all the time.  It may see a page table that is
+ * just being replaced, and come back in vain, which is counted as taken, but
+ * fixes nothing.
+ */
+static bool test_ended_running(uint64_t features, enum gtdp_backing backing)
+{
+	pthread_t thread;
+	struct env env;
+	uint64_t fixed;
+
+	if (!ended_create(&env, features, backing))
+		return false;
+
+	set_logging(&env, true);
+	write_logged(&env);
+	fixed = gtdp_vcpu_stat(env.vcpu, "pf_fixed");
+	pthread_create(&thread, NULL, reader, &env);
+	usleep(1000);
+
+	set_logging(&env, false);
+	check_huge(&env);
+
+	WRITE_ONCE(env.stop, true);
+	pthread_join(thread, NULL);
+	TEST_ASSERT_EQ(gtdp_vcpu_stat(env.vcpu, "pf_fixed"), fixed);
+	check_as_ever(&env);
+
+	env_destroy(&env);
+	return true;
+}
+
 /* Keep the follower from running while this thread does, or no longer. */
 static bool hold_follower(bool hold)
 {
@@ -356,43 +482,89 @@ static bool hold_follower(bool hold)
 	return !sched_setscheduler(0, hold ? SCHED_FIFO : SCHED_OTHER, &param);
 }
 
-static bool ended_create(struct env *env, uint64_t *nr_huge)
+/*
+ * Where huge pages are not executable, executing makes small ones of them.  What
+ * had to be small anyway is nothing that anybody remembers to make huge again.
+ */
+static bool executed(struct env *env)
 {
-	if (!env_create(env, KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FOLLOW, BITMAP,
-			GTDP_THP))
-		return false;
+	uint64_t faults;
+	int r;
 
-	*nr_huge = gtdp_huge_bytes(env->mem.hva) / SZ_2M;
-	if (!*nr_huge) {
-		env_destroy(env);
-		return false;
-	}
-
+	/*
+	 * Let the follower find nothing, so that the guest gets there first.  It
+	 * has run before, and waits for nobody then.
+	 */
+	r = mprotect(env->mem.hva, MEM_SIZE, PROT_NONE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
 	set_logging(env, true);
-	populate(env);
-	TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
-	stamp_every(env, 3, HOST_TAG);
-	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "pages_2m"), 0);
+	gtdp_run(env->vcpu, GTDP_READ, GTDP_GPA, 0, 0);
+
+	if (!hold_follower(true))
+		return false;
+	r = mprotect(env->mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+	faults = gtdp_run_job(env->vcpu, (struct gtdp_job) {
+		.op = GTDP_EXEC,
+		.gpa = GTDP_GPA,
+		.nr = NR_PAGES,
+		.step = GTDP_REGION_PAGES,
+	});
+	hold_follower(false);
+	TEST_ASSERT_EQ(faults, NR_REGIONS);
+
+	write_logged(env);
+	set_logging(env, false);
+	check_huge(env);
+	check_as_ever(env);
+
+	/* They can be executed, as ever. */
+	gtdp_run(env->vcpu, GTDP_EXEC, GTDP_GPA, NR_PAGES, 0);
 	return true;
 }
 
-/* They are as good as ever: not even writing takes a fault. */
-static void ended_check(struct env *env)
+static char nx_huge_pages[8];
+
+static bool set_nx_huge_pages(const char *value)
 {
-	TEST_ASSERT_EQ(stamp_every(env, 1, HOST_TAG + 1), 0);
-	gtdp_check(env->mem.hva, NR_PAGES, HOST_TAG + 1);
-	env_destroy(env);
+	int fd = open(NX_HUGE_PAGES, O_WRONLY);
+	bool done = fd >= 0 && write(fd, value, strlen(value)) == strlen(value);
+
+	if (fd >= 0)
+		close(fd);
+	return done;
 }
 
-/*
- * What was mapped is mapped when logging has just ended, which can be told from
- * the vCPU running before the follower does, and after that.
- */
-static bool test_ended(void)
+static void restore_nx_huge_pages(void)
 {
-	uint64_t mapped, nr_huge;
+	set_nx_huge_pages(nx_huge_pages);
+}
+
+static bool force_nx_huge_pages(void)
+{
+	int fd = open(NX_HUGE_PAGES, O_RDONLY);
+	bool done = fd >= 0 && read(fd, nx_huge_pages, sizeof(nx_huge_pages) - 1) > 0;
+
+	if (fd >= 0)
+		close(fd);
+	if (!done || !set_nx_huge_pages("force")) {
+		ksft_print_msg("nx_huge_pages can't be set\n");
+		return false;
+	}
+
+	/* For when an assertion fails, too. */
+	atexit(restore_nx_huge_pages);
+	return true;
+}
+
+static bool test_ended_executed(uint64_t features, enum gtdp_backing backing)
+{
 	cpu_set_t cpus, cpu;
 	struct env env;
+	bool done;
+
+	if (!force_nx_huge_pages())
+		return false;
 
 	/* The follower inherits this. */
 	sched_getaffinity(0, sizeof(cpus), &cpus);
@@ -400,67 +572,55 @@ static bool test_ended(void)
 	CPU_SET(sched_getcpu(), &cpu);
 	sched_setaffinity(0, sizeof(cpu), &cpu);
 
-	if (!hold_follower(true) || !hold_follower(false) || !ended_create(&env, &nr_huge)) {
-		sched_setaffinity(0, sizeof(cpus), &cpus);
-		return false;
+	done = ended_create(&env, features, backing);
+	if (done) {
+		done = executed(&env);
+		env_destroy(&env);
 	}
 
-	mapped = gtdp_nr_mapped(env.vm);
-	hold_follower(true);
-	set_logging(&env, false);
-	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
-	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), mapped);
-	hold_follower(false);
-
-	while (gtdp_vm_stat(env.vm, "pages_2m") < nr_huge)
-		usleep(1000);
-	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
-	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), mapped);
-
 	sched_setaffinity(0, sizeof(cpus), &cpus);
-	ended_check(&env);
-	return true;
+	restore_nx_huge_pages();
+	return done;
 }
 
 /*
- * The same while the vCPU runs all the time.  It may see a page table that is
- * just being replaced, and come back in vain, which is counted as taken, but
- * fixes nothing.
+ * That the guest wrote to a page is known from the SPTE's dirty bit only, if the
+ * host could have dropped the page before.
  */
-static bool test_ended_running(void)
+static bool test_ended_reclaimed(uint64_t features, enum gtdp_backing backing)
 {
-	uint64_t fixed, mapped, nr_huge;
-	pthread_t thread;
 	struct env env;
+	int i, r;
 
-	if (!ended_create(&env, &nr_huge))
+	if (!ended_create(&env, features, backing))
 		return false;
 
-	mapped = gtdp_nr_mapped(env.vm);
-	fixed = gtdp_vcpu_stat(env.vcpu, "pf_fixed");
-	pthread_create(&thread, NULL, reader, &env);
-
+	set_logging(&env, true);
+	r = madvise(env.mem.hva, MEM_SIZE, MADV_FREE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	populate(&env);
+	stamp_every(&env, 1, GUEST_TAG);
 	set_logging(&env, false);
-	while (gtdp_vm_stat(env.vm, "pages_2m") < nr_huge) {
-		TEST_ASSERT(gtdp_nr_mapped(env.vm) >= mapped, "%lu of %lu pages mapped",
-			    gtdp_nr_mapped(env.vm), mapped);
-		sched_yield();
-	}
+	check_huge(&env);
 
-	WRITE_ONCE(env.stop, true);
-	pthread_join(thread, NULL);
-	TEST_ASSERT_EQ(gtdp_vcpu_stat(env.vcpu, "pf_fixed"), fixed);
-	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), mapped);
-	ended_check(&env);
+	for (i = 0; i < NR_PAGEOUTS; i++) {
+		gtdp_drain_lru();
+		r = madvise(env.mem.hva, MEM_SIZE, MADV_PAGEOUT);
+		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+		gtdp_check(env.mem.hva, NR_PAGES, GUEST_TAG);
+	}
+	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, GUEST_TAG);
+
+	env_destroy(&env);
 	return true;
 }
 
 /* Small pages, too, are written without a fault again once populated. */
-static bool test_ended_small(void)
+static bool test_ended_small(uint64_t features, enum gtdp_backing backing)
 {
 	struct env env;
 
-	if (!env_create(&env, KVM_GLOBAL_TDP_POPULATE, BITMAP, GTDP_ANON))
+	if (!env_create(&env, features, BITMAP, backing))
 		return false;
 
 	set_logging(&env, true);
@@ -482,36 +642,86 @@ static const struct {
 	{ GTDP_THP, "huge pages" },
 };
 
-static void report(bool passed, const char *name, const char *mode, const char *what)
+static const struct {
+	const char *name;
+	bool (*fn)(uint64_t features, enum gtdp_backing backing);
+	enum gtdp_backing backing;
+	const char *what;
+} ended[] = {
+	{ "idle", test_ended, GTDP_THP, "huge pages" },
+	{ "idle", test_ended, GTDP_HUGETLB, "hugetlb" },
+	{ "idle", test_ended, GTDP_MEMFD, "huge pages of a memfd" },
+	{ "running", test_ended_running, GTDP_THP, "huge pages" },
+	{ "executed", test_ended_executed, GTDP_THP, "huge pages" },
+	{ "reclaimed", test_ended_reclaimed, GTDP_THP, "huge pages" },
+	{ "populated again", test_ended_small, GTDP_ANON, "small pages" },
+};
+
+static const struct {
+	const char *name;
+	uint64_t features;
+} followers[] = {
+	{ "", KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FOLLOW },
+	{ ", no follower", KVM_GLOBAL_TDP_POPULATE },
+};
+
+static void report(bool passed, const char *name)
 {
 	if (passed)
-		ksft_test_result_pass("%s: %s, %s\n", name, mode, what);
+		ksft_test_result_pass("%s\n", name);
 	else
-		ksft_test_result_skip("%s: %s, %s\n", name, mode, what);
+		ksft_test_result_skip("%s\n", name);
 }
 
-int main(void)
+/* Runs the tests with @part in their name, all if that is NULL, or counts them. */
+static int run_tests(const char *part, bool count_only)
 {
 	enum mode mode;
-	int i;
+	int i, j, nr = 0;
+	char name[128];
 
-	gtdp_require(GTDP_ALL);
+#define RUN(test, ...)								\
+do {										\
+	snprintf(name, sizeof(name), __VA_ARGS__);				\
+	if (gtdp_is_chosen(name, part)) {					\
+		nr++;								\
+		if (!count_only)						\
+			report(test, name);					\
+	}									\
+} while (0)
 
-	ksft_print_header();
-	ksft_set_plan(2 * ARRAY_SIZE(mode_names) * ARRAY_SIZE(memory) + 3);
-
-	report(test_ended(), "ended", "idle", "huge pages");
-	report(test_ended_running(), "ended", "running", "huge pages");
-	report(test_ended_small(), "ended", "populated again", "small pages");
+	for (i = 0; i < ARRAY_SIZE(ended); i++) {
+		for (j = 0; j < ARRAY_SIZE(followers); j++)
+			RUN(ended[i].fn(followers[j].features, ended[i].backing),
+			    "ended: %s, %s%s", ended[i].name, ended[i].what,
+			    followers[j].name);
+	}
 
 	for (mode = BITMAP; mode <= RING; mode++) {
 		for (i = 0; i < ARRAY_SIZE(memory); i++) {
-			report(test_exact(mode, memory[i].backing), "exact",
-			       mode_names[mode], memory[i].name);
-			report(test_precopy(mode, memory[i].backing), "precopy",
-			       mode_names[mode], memory[i].name);
+			RUN(test_exact(mode, memory[i].backing), "exact: %s, %s",
+			    mode_names[mode], memory[i].name);
+			RUN(test_precopy(mode, memory[i].backing), "precopy: %s, %s",
+			    mode_names[mode], memory[i].name);
 		}
 	}
 
+	return nr;
+}
+
+/* Takes part of the name of a test, to leave out all others. */
+int main(int argc, char *argv[])
+{
+	const char *part = argc > 1 ? argv[1] : NULL;
+	int nr;
+
+	gtdp_require(GTDP_ALL);
+
+	nr = run_tests(part, true);
+	TEST_ASSERT(nr, "No test has '%s' in its name", part);
+
+	ksft_print_header();
+	ksft_set_plan(nr);
+	run_tests(part, false);
 	ksft_finished();
 }

@@ -5,7 +5,9 @@
  * Also that KVM_POPULATE_ASYNC hands over a range to it.  How long it takes is
  * not tested, only that it happens.
  */
+#include <signal.h>
 #include <unistd.h>
+#include <sys/wait.h>
 
 #include "test_util.h"
 #include "kvm_util.h"
@@ -14,6 +16,19 @@
 
 #define MEM_SIZE	SZ_32M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+
+/* Memslots of the same memory, for passes that take a while. */
+#define NR_SMALL	(SZ_2G / MEM_SIZE)
+#define NR_LARGE	(SZ_4G / MEM_SIZE + 1)
+
+/* Pages that arrive one by one in so many regions, in each one this often. */
+#define NR_SPARSE	64ul
+#define SPARSE_SIZE	(NR_SPARSE * SZ_2M)
+#define SPARSE_ROUNDS	2
+#define SPARSE_USECS	75000
+
+/* More than a follower sleeps in three passes. */
+#define SETTLE_USECS	1000000
 
 #define HOST_TAG	1
 #define GUEST_TAG	1000000
@@ -253,35 +268,47 @@ static bool test_default(void)
 	return true;
 }
 
+static void add_slots(struct kvm_vm *vm, struct gtdp_mem *mem, uint64_t nr_slots)
+{
+	uint64_t i;
+
+	for (i = 0; i < nr_slots; i++)
+		gtdp_add_slot(vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, mem);
+}
+
+static void populate_async(struct kvm_vm *vm, uint64_t nr_slots)
+{
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = nr_slots * MEM_SIZE,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+
+	vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+}
+
 /*
  * For more than 4GiB, here the same memory again and again, the follower has a
  * helper, if there is a CPU for it.  Whoever does how much, all is mapped.
  */
 static bool test_large(void)
 {
-	const uint64_t nr_slots = SZ_4G / MEM_SIZE + 1;
 	const bool has_cpu = sysconf(_SC_NPROCESSORS_ONLN) > 1;
-	struct kvm_populate_memory range = {
-		.gpa = GTDP_GPA,
-		.size = nr_slots * MEM_SIZE,
-		.flags = KVM_POPULATE_ASYNC,
-	};
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 	struct kvm_vm *vm;
-	uint64_t i, nr;
 	pid_t tids[8];
+	uint64_t nr;
 
 	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
 	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
 
 	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
 	gtdp_populate_code(vm);
-	nr = gtdp_code_size(vm) / PAGE_SIZE + nr_slots * NR_PAGES;
-	for (i = 0; i < nr_slots; i++)
-		gtdp_add_slot(vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, &mem);
+	nr = gtdp_code_size(vm) / PAGE_SIZE + NR_LARGE * NR_PAGES;
+	add_slots(vm, &mem, NR_LARGE);
 
-	vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+	populate_async(vm, NR_LARGE);
 	TEST_ASSERT_EQ(gtdp_kernel_threads(tids, ARRAY_SIZE(tids)), 1 + has_cpu);
 
 	gtdp_wait_mapped(vm, nr);
@@ -298,6 +325,119 @@ static bool test_large(void)
 	return true;
 }
 
+/*
+ * Be stopped while the follower is at work, until it was hit, and have it finish
+ * what it was doing.  Nothing but the call tells it that there is something to
+ * do: no vCPU has run, and it has got over the memory that arrived before.
+ */
+static void stopped_vmm(uint64_t nr_slots)
+{
+	struct kvm_populate_memory nothing;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t nr_code, nr;
+	int i, hits = 0;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+
+	for (i = 0; i < 10 && hits < 3; i++) {
+		vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
+		gtdp_populate_code(vm);
+		nr_code = gtdp_nr_mapped(vm);
+		add_slots(vm, &mem, nr_slots);
+		nr = nr_code + nr_slots * NR_PAGES;
+
+		nothing = (struct kvm_populate_memory) { .flags = KVM_POPULATE_ASYNC };
+		vm_ioctl(vm, KVM_POPULATE_MEMORY, &nothing);
+		usleep(SETTLE_USECS);
+
+		populate_async(vm, nr_slots);
+		while (gtdp_nr_mapped(vm) == nr_code)
+			;
+		raise(SIGSTOP);
+		hits += gtdp_nr_mapped(vm) < nr;
+
+		gtdp_wait_mapped(vm, nr);
+		kvm_vm_free(vm);
+	}
+
+	TEST_ASSERT(hits, "The follower was always done before it was stopped");
+	gtdp_mem_free(&mem);
+	_exit(0);
+}
+
+static void small_stopped_vmm(void)
+{
+	stopped_vmm(NR_SMALL);
+}
+
+static void large_stopped_vmm(void)
+{
+	stopped_vmm(NR_LARGE);
+}
+
+static bool test_stopped(void (*vmm)(void))
+{
+	pid_t pid = gtdp_start(NULL, vmm);
+	int status;
+
+	while (waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status))
+		kill(pid, SIGCONT);
+
+	TEST_ASSERT(WIFEXITED(status) && !WEXITSTATUS(status),
+		    "The VMM ended with status %#x", status);
+	return true;
+}
+
+static bool test_stopped_small(void)
+{
+	return test_stopped(small_stopped_vmm);
+}
+
+static bool test_stopped_large(void)
+{
+	return test_stopped(large_stopped_vmm);
+}
+
+/*
+ * The rest of a snapshot, say, that the VMM brings in slowly, here and there,
+ * after vCPUs have begun to run.  A region is left alone for longer than it takes
+ * to find out that there is nothing in it, while others gain all the time.
+ */
+static bool test_sparse(void)
+{
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t i, nr, nr_code;
+	int round;
+
+	vm = create(&vcpu, &nr_code);
+	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, 0, 0);
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, SPARSE_SIZE, 0);
+	for (i = 0; i < NR_SPARSE; i++)
+		gtdp_stamp(mem.hva + i * SZ_2M, 1, HOST_TAG);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+
+	for (round = 1; round <= SPARSE_ROUNDS; round++) {
+		for (i = 0; i < NR_SPARSE; i++) {
+			/* No two in a row are neighbours. */
+			nr = i * 27 % NR_SPARSE * GTDP_REGION_PAGES + round;
+			gtdp_stamp(mem.hva + nr * PAGE_SIZE, 1, HOST_TAG);
+			usleep(SPARSE_USECS);
+		}
+	}
+
+	gtdp_wait_mapped(vm, nr_code + (1 + SPARSE_ROUNDS) * NR_SPARSE);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "present", test_present_anon },
 	{ "present, transparent huge pages", test_present_thp },
@@ -310,6 +450,9 @@ static const struct gtdp_test tests[] = {
 	{ "zapped and back", test_zapped },
 	{ "asynchronous ioctl", test_async },
 	{ "large VM", test_large },
+	{ "stopped VMM", test_stopped_small },
+	{ "stopped VMM of a large VM", test_stopped_large },
+	{ "arriving here and there, vCPU has run", test_sparse },
 	{ "default follows the parameter", test_default },
 };
 

@@ -516,12 +516,13 @@ static void run_populate(const char *who, uint64_t (*populate)(void), int rounds
 	large_size = NR_ALIASES * range_size;
 
 	for (i = 0; i < rounds; i++) {
-		vm = __vm_create(VM_SHAPE_DEFAULT, 1, 0);
+		/* Without memory of its own, which the follower would have done, too. */
+		vm = vm_create_barebones();
 		vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, KVM_GLOBAL_TDP_POPULATE);
 		for (j = 0; j < NR_ALIASES; j++)
 			gtdp_add_slot(vm, GTDP_SLOT + j, 0, GTDP_GPA + j * range_size, &mem);
-		/* Comes with the threads that the memory is worth. */
-		vcpu = vm_vcpu_add(vm, 0, guest_main);
+		/* Comes with the threads that the memory is worth, and is not run. */
+		vcpu = __vm_vcpu_add(vm, 0);
 
 		ns = populate();
 		best = min(best, ns);

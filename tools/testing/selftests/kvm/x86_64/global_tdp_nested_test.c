@@ -223,7 +223,8 @@ static void sync_cmd(struct env *env, uint64_t round)
 	guest->value = round + 1;
 }
 
-static bool env_create(struct env *env, bool nested_paging, enum gtdp_backing backing)
+static bool __env_create(struct env *env, bool nested_paging, enum gtdp_backing backing,
+			 uint64_t features)
 {
 	bool svm = kvm_cpu_has(X86_FEATURE_SVM);
 	vm_vaddr_t data;
@@ -242,8 +243,7 @@ static bool env_create(struct env *env, bool nested_paging, enum gtdp_backing ba
 	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
 	make_nested_tables(env);
 
-	env->vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FAULT_AROUND, 1,
-				 &env->vcpu);
+	env->vm = gtdp_vm_create(features, 1, &env->vcpu);
 	if (svm)
 		vcpu_alloc_svm(env->vm, &data);
 	else
@@ -253,6 +253,12 @@ static bool env_create(struct env *env, bool nested_paging, enum gtdp_backing ba
 
 	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
 	return true;
+}
+
+static bool env_create(struct env *env, bool nested_paging, enum gtdp_backing backing)
+{
+	return __env_create(env, nested_paging, backing,
+			    KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FAULT_AROUND);
 }
 
 static void env_destroy(struct env *env)
@@ -433,6 +439,57 @@ static bool test_log(bool nested_paging, enum gtdp_backing backing)
 	return true;
 }
 
+/*
+ * L2 without nested paging has a root of its own, which nobody populates.  Huge
+ * pages are huge again in there, too, when dirty logging has just ended.
+ */
+static bool test_log_ended(uint64_t features)
+{
+	const uint64_t nr_huge = MEM_SIZE / SZ_2M;
+	uint64_t small, huge, faults, round;
+	struct env env;
+
+	if (!__env_create(&env, false, GTDP_THP, features))
+		return false;
+
+	populate(&env);
+	sync_cmd(&env, 0);
+	run_until(&env, IN_L1);
+	for (round = 0; round < ROUNDS; round++) {
+		sync_cmd(&env, round);
+		run_until(&env, IN_L2);
+		run_until(&env, IN_L1);
+	}
+
+	small = gtdp_vm_stat(env.vm, "pages_4k");
+	huge = gtdp_vm_stat(env.vm, "pages_2m");
+	if (huge <= nr_huge) {
+		ksft_print_msg("no huge pages\n");
+		env_destroy(&env);
+		return false;
+	}
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
+	populate(&env);
+	run_until(&env, IN_L2);
+	run_until(&env, IN_L1);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "pages_2m"), 0);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "pages_2m"), huge);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "pages_4k"), small);
+
+	faults = gtdp_vcpu_stat(env.vcpu, "pf_taken");
+	sync_cmd(&env, round);
+	run_until(&env, IN_L2);
+	check_l2(&env, round);
+	run_until(&env, IN_L1);
+	check_l2(&env, round);
+	TEST_ASSERT_EQ(gtdp_vcpu_stat(env.vcpu, "pf_taken"), faults);
+
+	env_destroy(&env);
+	return true;
+}
+
 static bool test_nested_paging(void)
 {
 	return test_l2(true, GTDP_ANON, false);
@@ -473,6 +530,16 @@ static bool test_no_nested_paging_log(void)
 	return test_log(false, GTDP_ANON);
 }
 
+static bool test_no_nested_paging_log_ended(void)
+{
+	return test_log_ended(KVM_GLOBAL_TDP_POPULATE);
+}
+
+static bool test_no_nested_paging_log_ended_follower(void)
+{
+	return test_log_ended(KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FOLLOW);
+}
+
 static const struct gtdp_test tests[] = {
 	{ "nested paging", test_nested_paging },
 	{ "nested paging, zapped", test_nested_paging_zapped },
@@ -482,11 +549,15 @@ static const struct gtdp_test tests[] = {
 	{ "dirty log, nested paging", test_nested_paging_log },
 	{ "dirty log, nested paging, huge pages", test_nested_paging_log_thp },
 	{ "dirty log, no nested paging", test_no_nested_paging_log },
+	{ "dirty log ended, no nested paging, huge pages", test_no_nested_paging_log_ended },
+	{ "dirty log ended, no nested paging, huge pages, follower",
+	  test_no_nested_paging_log_ended_follower },
 };
 
-int main(void)
+/* Takes part of the name of a test, to leave out all others. */
+int main(int argc, char *argv[])
 {
-	gtdp_require(KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FAULT_AROUND);
+	gtdp_require(GTDP_ALL);
 	TEST_REQUIRE(kvm_cpu_has(X86_FEATURE_SVM) || kvm_cpu_has(X86_FEATURE_VMX));
-	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+	gtdp_run_some_tests(tests, ARRAY_SIZE(tests), argc > 1 ? argv[1] : NULL);
 }

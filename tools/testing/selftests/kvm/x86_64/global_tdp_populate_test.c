@@ -22,6 +22,9 @@
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
 #define NR_VCPUS	4
 
+/* Of what the host does not do while anybody happens to look at a page. */
+#define MAX_TRIES	100
+
 /* First stamps of what the host, and the guest, writes. */
 #define HOST_TAG	1
 #define GUEST_TAG	1000000
@@ -654,21 +657,25 @@ static bool test_dirty_log_clear(void)
 	return true;
 }
 
+static bool has_ad_bits(void)
+{
+	return !host_cpu_is_intel || get_kvm_intel_param_bool("eptad");
+}
+
 /*
  * Pages that the guest could have written, but did not, are not reported dirty
- * to the host, which would have to write them back or keep them.  KVM can't tell
- * which is which if the CPU has no A/D bits.
+ * to the host, which would have to write them back or keep them.  Without A/D
+ * bits, KVM has to see the first write to tell which is which.
  */
 static bool test_clean(void)
 {
 	int kpageflags = open("/proc/kpageflags", O_RDONLY);
 	int pagemap = open("/proc/self/pagemap", O_RDONLY);
-	uint64_t i, entry, flags, dirty = 0;
+	uint64_t i, entry, flags, faults, dirty = 0;
 	struct env env;
 	ssize_t r;
 
-	if (kpageflags < 0 || pagemap < 0 ||
-	    (host_cpu_is_intel && !get_kvm_intel_param_bool("eptad")))
+	if (kpageflags < 0 || pagemap < 0)
 		return false;
 
 	/* Holes of a memfd become clean pages of zeroes, mapped writable. */
@@ -678,7 +685,7 @@ static bool test_clean(void)
 	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
 	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
 	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_READ, GTDP_GPA, NR_PAGES, 0), 0);
-	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_WRITE, GTDP_GPA, NR_PAGES / 2, 0), 0);
+	faults = gtdp_run(env.vcpu, GTDP_WRITE, GTDP_GPA, NR_PAGES / 2, 0);
 	gtdp_delete_slot(env.vm, GTDP_SLOT);
 
 	for (i = 0; i < NR_PAGES; i++) {
@@ -695,11 +702,87 @@ static bool test_clean(void)
 			dirty += !!(flags & BIT_ULL(KPF_DIRTY));
 	}
 	TEST_ASSERT_EQ(dirty, 0);
+	TEST_ASSERT_EQ(faults, has_ad_bits() ? 0 : NR_PAGES / 2);
 
 	env_destroy(&env);
 	close(kpageflags);
 	close(pagemap);
 	return true;
+}
+
+/* The host passes over pages that somebody else is just looking at: insist. */
+static void reclaim(void *hva, uint64_t nr)
+{
+	uint64_t pfns[NR_PAGES];
+	int i, r;
+
+	for (i = 0; i < MAX_TRIES; i++) {
+		gtdp_drain_lru();
+		r = madvise(hva, nr * PAGE_SIZE, MADV_PAGEOUT);
+		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+		if (!gtdp_get_pfns(hva, nr, pfns))
+			return;
+	}
+	TEST_FAIL("%lu of %lu pages are kept", gtdp_get_pfns(hva, nr, pfns), nr);
+}
+
+/*
+ * Pages that the host was told that it may free are free to go until somebody
+ * writes to them, and that is nobody who just maps them.  Of the first half of
+ * the memory, which is free to go, the guest writes to the first half.
+ */
+static bool test_freed(enum gtdp_backing backing)
+{
+	const uint64_t freed = NR_PAGES / 2, written = NR_PAGES / 4;
+	uint64_t faults, per_fault = 1;
+	struct env env;
+	int r;
+
+	env_create(&env, backing, 0);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	if (backing == GTDP_THP) {
+		if (gtdp_huge_bytes(env.mem.hva) < MEM_SIZE) {
+			ksft_print_msg("no huge pages\n");
+			env_destroy(&env);
+			return false;
+		}
+		per_fault = GTDP_REGION_PAGES;
+	}
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	gtdp_drain_lru();
+	r = madvise(env.mem.hva, freed * PAGE_SIZE, MADV_FREE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+
+	/* None of that is a reason to fault when it is read, ... */
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	/* ...or when it is written, if it is the host's to keep. */
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA + freed * PAGE_SIZE,
+				NR_PAGES - freed, GUEST_TAG + freed), 0);
+	faults = gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, written, GUEST_TAG);
+
+	reclaim(env.mem.hva + written * PAGE_SIZE, freed - written);
+	check_zero(env.mem.hva + written * PAGE_SIZE, freed - written);
+
+	r = madvise(env.mem.hva, MEM_SIZE, MADV_PAGEOUT);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	gtdp_check(env.mem.hva, written, GUEST_TAG);
+	gtdp_check(env.mem.hva + freed * PAGE_SIZE, NR_PAGES - freed, GUEST_TAG + freed);
+	TEST_ASSERT_EQ(faults, has_ad_bits() ? 0 : written / per_fault);
+
+	env_destroy(&env);
+	return true;
+}
+
+static bool test_freed_small(void)
+{
+	return test_freed(GTDP_ANON);
+}
+
+static bool test_freed_huge(void)
+{
+	return thp_configured() && test_freed(GTDP_THP);
 }
 
 static const struct gtdp_test tests[] = {
@@ -729,10 +812,13 @@ static const struct gtdp_test tests[] = {
 	{ "dirty log of huge pages", test_dirty_log_thp },
 	{ "dirty log, manually cleared", test_dirty_log_clear },
 	{ "clean pages", test_clean },
+	{ "freed pages", test_freed_small },
+	{ "freed huge pages", test_freed_huge },
 };
 
-int main(void)
+/* Takes part of the name of a test, to leave out all others. */
+int main(int argc, char *argv[])
 {
 	gtdp_require(KVM_GLOBAL_TDP_POPULATE);
-	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+	gtdp_run_some_tests(tests, ARRAY_SIZE(tests), argc > 1 ? argv[1] : NULL);
 }

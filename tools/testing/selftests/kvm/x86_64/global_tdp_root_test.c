@@ -414,30 +414,51 @@ static void discard(struct gtdp_mem *mem, uint64_t tag)
 	gtdp_stamp(mem->hva, NR_PAGES, tag);
 }
 
-/* The same address is other memory in SMM, and stays so. */
-static bool test_smm_memory(void)
+/* Memory of the VM, and of SMM, at the same address; none of it is populated. */
+static bool smm_create(struct env *env, struct gtdp_mem *smram, enum gtdp_backing backing)
 {
 	struct kvm_populate_memory range = {
 		.gpa = SMRAM_GPA,
 		.size = SMRAM_SIZE,
 		.as_id = 1,
 	};
-	struct gtdp_mem smram;
-	struct env env;
 
 	if (!kvm_has_cap(KVM_CAP_X86_SMM))
 		return false;
 
-	env_create(&env);
-	gtdp_mem_alloc(&smram, GTDP_ANON, SMRAM_SIZE, 0);
-	memset(smram.hva, 0, SMRAM_SIZE);
-	virt_map_level(env.vm, SMM_DATA_GPA, SMM_DATA_GPA, MEM_SIZE, PG_LEVEL_2M);
-	gtdp_populate_code(env.vm);
-	gtdp_add_slot(env.vm, SMRAM_SLOT, 0, SMRAM_GPA, &smram);
-	gtdp_add_slot(env.vm, SMM_DATA_SLOT, 0, SMM_DATA_GPA, &env.other);
-	gtdp_add_slot(env.vm, OTHER_SLOT, 0, SMM_DATA_GPA, &env.mem);
-	vcpu_set_msr(env.vcpu, MSR_IA32_SMBASE, SMRAM_GPA);
-	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+	env_create(env);
+	if (backing != GTDP_ANON) {
+		gtdp_mem_free(&env->other);
+		gtdp_mem_alloc(&env->other, backing, MEM_SIZE, 0);
+		gtdp_stamp(env->other.hva, NR_PAGES, OTHER_TAG);
+	}
+
+	gtdp_mem_alloc(smram, GTDP_ANON, SMRAM_SIZE, 0);
+	memset(smram->hva, 0, SMRAM_SIZE);
+	virt_map_level(env->vm, SMM_DATA_GPA, SMM_DATA_GPA, MEM_SIZE, PG_LEVEL_2M);
+	gtdp_populate_code(env->vm);
+	gtdp_add_slot(env->vm, SMRAM_SLOT, 0, SMRAM_GPA, smram);
+	gtdp_add_slot(env->vm, SMM_DATA_SLOT, 0, SMM_DATA_GPA, &env->other);
+	gtdp_add_slot(env->vm, OTHER_SLOT, 0, SMM_DATA_GPA, &env->mem);
+	vcpu_set_msr(env->vcpu, MSR_IA32_SMBASE, SMRAM_GPA);
+	vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
+	return true;
+}
+
+static void smm_destroy(struct env *env, struct gtdp_mem *smram)
+{
+	env_destroy(env);
+	gtdp_mem_free(smram);
+}
+
+/* The same address is other memory in SMM, and stays so. */
+static bool test_smm_memory(void)
+{
+	struct gtdp_mem smram;
+	struct env env;
+
+	if (!smm_create(&env, &smram, GTDP_ANON))
+		return false;
 
 	populate_data(&env, 0);
 	populate_data(&env, 1);
@@ -453,8 +474,40 @@ static bool test_smm_memory(void)
 	populate_data(&env, 0);
 	check_smi(&env, &smram, NR_PAGES / 2, 3 * OTHER_TAG);
 
-	env_destroy(&env);
-	gtdp_mem_free(&smram);
+	smm_destroy(&env, &smram);
+	return true;
+}
+
+/* Huge pages of SMM's are huge again, too, when they have just been logged. */
+static bool test_smm_logged(void)
+{
+	uint64_t small, huge = MEM_SIZE / SZ_2M;
+	struct gtdp_mem smram;
+	struct env env;
+
+	if (!thp_configured() || !smm_create(&env, &smram, GTDP_THP))
+		return false;
+
+	populate_data(&env, 0);
+	populate_data(&env, 1);
+	if (gtdp_vm_stat(env.vm, "pages_2m") != huge) {
+		ksft_print_msg("no huge pages\n");
+		smm_destroy(&env, &smram);
+		return false;
+	}
+	small = gtdp_vm_stat(env.vm, "pages_4k");
+
+	gtdp_add_slot(env.vm, SMM_DATA_SLOT, KVM_MEM_LOG_DIRTY_PAGES, SMM_DATA_GPA, &env.other);
+	populate_data(&env, 1);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "pages_4k"), small + NR_PAGES);
+	gtdp_add_slot(env.vm, SMM_DATA_SLOT, 0, SMM_DATA_GPA, &env.other);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "pages_2m"), huge);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "pages_4k"), small);
+
+	/* They can be read and written as ever. */
+	check_smi(&env, &smram, 0, HOST_TAG);
+	check_smi(&env, &smram, NR_PAGES - 1, HOST_TAG);
+	smm_destroy(&env, &smram);
 	return true;
 }
 
@@ -467,10 +520,12 @@ static const struct gtdp_test tests[] = {
 	{ "its own memslot", test_own_slot },
 	{ "SMM", test_smm },
 	{ "SMM's own memory", test_smm_memory },
+	{ "SMM's memory after dirty logging", test_smm_logged },
 };
 
-int main(void)
+/* Takes part of the name of a test, to leave out all others. */
+int main(int argc, char *argv[])
 {
 	gtdp_require(KVM_GLOBAL_TDP_POPULATE);
-	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+	gtdp_run_some_tests(tests, ARRAY_SIZE(tests), argc > 1 ? argv[1] : NULL);
 }

@@ -58,6 +58,7 @@ enum gtdp_op {
 	GTDP_CHECK,		/* that the pages are stamped */
 	GTDP_STAMP,		/* the pages */
 	GTDP_CHECK_ZERO,	/* that the pages are zero, where stamps are */
+	GTDP_EXEC,		/* what gtdp_make_code() has put into the pages */
 };
 
 /* What a vCPU is to do with the pages 0, step, 2 * step, ... of nr pages. */
@@ -79,12 +80,18 @@ struct gtdp_test {
 void gtdp_require(uint64_t features);
 bool gtdp_enabled_by_default(void);
 void gtdp_run_tests(const struct gtdp_test *tests, int nr);
+/* Of all tests, those with @part in their name, all if that is NULL. */
+bool gtdp_is_chosen(const char *name, const char *part);
+void gtdp_run_some_tests(const struct gtdp_test *tests, int nr, const char *part);
 
 /* @ring_size is the size of the dirty rings in bytes, 0 for none. */
 struct kvm_vm *__gtdp_vm_create(uint64_t features, uint32_t ring_size,
 				int nr_vcpus, struct kvm_vcpu *vcpus[]);
 struct kvm_vm *gtdp_vm_create(uint64_t features, int nr_vcpus,
 			      struct kvm_vcpu *vcpus[]);
+/* The same in two steps, between which features can be chosen. */
+struct kvm_vm *gtdp_vm_create_bare(int nr_vcpus);
+void gtdp_vm_add_vcpus(struct kvm_vm *vm, int nr_vcpus, struct kvm_vcpu *vcpus[]);
 uint64_t gtdp_code_size(struct kvm_vm *vm);
 void gtdp_populate_code(struct kvm_vm *vm);
 void gtdp_prefault(struct kvm_vcpu *vcpu, uint64_t gpa, uint64_t size);
@@ -99,6 +106,7 @@ void gtdp_add_slot(struct kvm_vm *vm, uint32_t slot, uint32_t flags,
 void gtdp_delete_slot(struct kvm_vm *vm, uint32_t slot);
 
 void gtdp_stamp(void *hva, uint64_t nr, uint64_t tag);
+void gtdp_make_code(void *hva, uint64_t nr);
 void gtdp_check(void *hva, uint64_t nr, uint64_t tag);
 uint64_t gtdp_nr_resident(void *hva, size_t size);
 uint64_t gtdp_huge_bytes(void *hva);
@@ -117,6 +125,8 @@ uint64_t gtdp_nr_mapped(struct kvm_vm *vm);
 uint64_t gtdp_nr_populated(struct kvm_vm *vm);
 int gtdp_kernel_threads(pid_t *tids, int max);
 void gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr);
+void __gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr, void (*action)(void *arg),
+			void *arg);
 
 void gtdp_set_job(struct kvm_vcpu *vcpu, struct gtdp_job job);
 void gtdp_finish_job(struct kvm_vcpu *vcpu);
@@ -125,5 +135,13 @@ uint64_t gtdp_run(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa,
 		  uint64_t nr, uint64_t tag);
 int gtdp_try(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa, uint64_t nr,
 	     uint64_t tag);
+
+bool gtdp_write_file(const char *dir, const char *name, const char *text);
+char *gtdp_cgroup_create(const char *parent, const char *controller);
+void gtdp_cgroup_destroy(char *path);
+
+/* A VMM in a process of its own, for what can only be done to all of one. */
+pid_t gtdp_start(const char *cgroup, void (*vmm)(void));
+void gtdp_check_exit(pid_t pid);
 
 #endif /* SELFTEST_KVM_GLOBAL_TDP_H */

@@ -9,7 +9,9 @@
 #include <time.h>
 #include <unistd.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 #include <linux/kernel-page-flags.h>
 #include <linux/mempolicy.h>
@@ -23,8 +25,14 @@
 
 #define MAX_VCPUS	8
 
+/* Where in a page there is code, if any: apart from what is written there. */
+#define CODE_OFFSET	64
+#define RET		0xc3
+
 /* Bound of what should take a fraction of a second, if not emulated. */
 #define WAIT_SECONDS	120
+
+#define CGROUPS		"/sys/fs/cgroup"
 
 /* One mailbox per vCPU, in the guest's copy of the variable. */
 static struct gtdp_job jobs[MAX_VCPUS];
@@ -87,6 +95,10 @@ static void guest_do_job(const struct gtdp_job *job)
 				       "page %lu at %p: %#lx, %#lx, wanted 0", i,
 				       page, *page, *page_end(page));
 		break;
+	case GTDP_EXEC:
+		for_each_page()
+			((void (*)(void))((void *)page + CODE_OFFSET))();
+		break;
 	}
 }
 
@@ -108,14 +120,26 @@ bool gtdp_enabled_by_default(void)
 	return get_kvm_param_bool("global_tdp");
 }
 
-void gtdp_run_tests(const struct gtdp_test *tests, int nr)
+bool gtdp_is_chosen(const char *name, const char *part)
 {
-	int i;
+	return !part || strstr(name, part);
+}
+
+void gtdp_run_some_tests(const struct gtdp_test *tests, int nr, const char *part)
+{
+	int i, chosen = 0;
+
+	for (i = 0; i < nr; i++)
+		chosen += gtdp_is_chosen(tests[i].name, part);
+	TEST_ASSERT(chosen, "No test has '%s' in its name", part);
 
 	ksft_print_header();
-	ksft_set_plan(nr);
+	ksft_set_plan(chosen);
 
 	for (i = 0; i < nr; i++) {
+		if (!gtdp_is_chosen(tests[i].name, part))
+			continue;
+
 		if (tests[i].fn())
 			ksft_test_result_pass("%s\n", tests[i].name);
 		else
@@ -125,23 +149,27 @@ void gtdp_run_tests(const struct gtdp_test *tests, int nr)
 	ksft_finished();
 }
 
+void gtdp_run_tests(const struct gtdp_test *tests, int nr)
+{
+	gtdp_run_some_tests(tests, nr, NULL);
+}
+
+/* A VM for up to @nr_vcpus vCPUs, none of which there is yet. */
+struct kvm_vm *gtdp_vm_create_bare(int nr_vcpus)
+{
+	TEST_ASSERT(nr_vcpus <= MAX_VCPUS, "Too many vCPUs");
+
+	return __vm_create(VM_SHAPE_DEFAULT, nr_vcpus, 0);
+}
+
 /*
  * All of slot 0 is made resident, so that the guest's code, stacks and page
  * tables can be mapped beforehand and don't add faults to those of its job.
  */
-struct kvm_vm *__gtdp_vm_create(uint64_t features, uint32_t ring_size,
-				int nr_vcpus, struct kvm_vcpu *vcpus[])
+void gtdp_vm_add_vcpus(struct kvm_vm *vm, int nr_vcpus, struct kvm_vcpu *vcpus[])
 {
-	struct kvm_vm *vm = __vm_create(VM_SHAPE_DEFAULT, nr_vcpus, 0);
 	struct userspace_mem_region *code = memslot2region(vm, 0);
 	int i, r;
-
-	TEST_ASSERT(nr_vcpus <= MAX_VCPUS, "Too many vCPUs");
-
-	if (features != GTDP_DEFAULT)
-		vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, features);
-	if (ring_size)
-		vm_enable_dirty_ring(vm, ring_size);
 
 	virt_map_level(vm, GTDP_GPA, GTDP_GPA, GTDP_WINDOW, PG_LEVEL_2M);
 
@@ -152,7 +180,19 @@ struct kvm_vm *__gtdp_vm_create(uint64_t features, uint32_t ring_size,
 		vcpus[i] = vm_vcpu_add(vm, i, guest_main);
 		vcpu_args_set(vcpus[i], 1, (uint64_t)i);
 	}
+}
 
+struct kvm_vm *__gtdp_vm_create(uint64_t features, uint32_t ring_size,
+				int nr_vcpus, struct kvm_vcpu *vcpus[])
+{
+	struct kvm_vm *vm = gtdp_vm_create_bare(nr_vcpus);
+
+	if (features != GTDP_DEFAULT)
+		vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, features);
+	if (ring_size)
+		vm_enable_dirty_ring(vm, ring_size);
+
+	gtdp_vm_add_vcpus(vm, nr_vcpus, vcpus);
 	return vm;
 }
 
@@ -345,6 +385,15 @@ void gtdp_stamp(void *hva, uint64_t nr, uint64_t tag)
 		stamp(hva + i * PAGE_SIZE, tag + i);
 }
 
+/* Let the pages be called by the guest, which does nothing. */
+void gtdp_make_code(void *hva, uint64_t nr)
+{
+	uint64_t i;
+
+	for (i = 0; i < nr; i++)
+		*(uint8_t *)(hva + i * PAGE_SIZE + CODE_OFFSET) = RET;
+}
+
 void gtdp_check(void *hva, uint64_t nr, uint64_t tag)
 {
 	uint64_t *page, i;
@@ -390,6 +439,7 @@ uint64_t gtdp_huge_bytes(void *hva)
 		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
 			found = (unsigned long)hva >= start && (unsigned long)hva < end;
 		else if (found && (sscanf(line, "AnonHugePages: %lu kB", &kib) == 1 ||
+				   sscanf(line, "ShmemPmdMapped: %lu kB", &kib) == 1 ||
 				   sscanf(line, "Private_Hugetlb: %lu kB", &kib) == 1))
 			bytes += kib * SZ_1K;
 	}
@@ -609,16 +659,27 @@ uint64_t gtdp_nr_populated(struct kvm_vm *vm)
 			    "tdp_populated_1g");
 }
 
-/* Wait until the follower has mapped @nr pages. */
-void gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr)
+/*
+ * Wait until the follower has mapped @nr pages.  Until then @action, if there is
+ * one, is done over and over, for what is tried again on such an occasion only.
+ */
+void __gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr, void (*action)(void *arg),
+			void *arg)
 {
 	time_t end = time(NULL) + WAIT_SECONDS;
 
 	while (gtdp_nr_mapped(vm) < nr) {
 		TEST_ASSERT(time(NULL) < end, "%lu of %lu pages mapped in %d s",
 			    gtdp_nr_mapped(vm), nr, WAIT_SECONDS);
+		if (action)
+			action(arg);
 		usleep(10000);
 	}
+}
+
+void gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr)
+{
+	__gtdp_wait_mapped(vm, nr, NULL, NULL);
 }
 
 void gtdp_set_job(struct kvm_vcpu *vcpu, struct gtdp_job job)
@@ -686,4 +747,85 @@ int gtdp_try(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa, uint64_t nr,
 
 	gtdp_finish_job(vcpu);
 	return 0;
+}
+
+bool gtdp_write_file(const char *dir, const char *name, const char *text)
+{
+	char path[PATH_MAX];
+	ssize_t r;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	fd = open(path, O_WRONLY);
+	if (fd < 0)
+		return false;
+
+	r = write(fd, text, strlen(text));
+	close(fd);
+	return r == strlen(text);
+}
+
+/*
+ * Create a cgroup, in the root if @parent is NULL, with "memory" or "pids" as its
+ * @controller, or none if that is NULL.  Returns the path of its directory, or
+ * NULL if there is no such cgroup to be had.
+ */
+char *gtdp_cgroup_create(const char *parent, const char *controller)
+{
+	char name[32], *path = malloc(PATH_MAX);
+
+	TEST_ASSERT(path, "Insufficient memory");
+	if (!parent)
+		parent = CGROUPS;
+	if (controller) {
+		snprintf(name, sizeof(name), "+%s", controller);
+		gtdp_write_file(parent, "cgroup.subtree_control", name);
+	}
+
+	snprintf(path, PATH_MAX, "%s/global_tdp.%d", parent, getpid());
+	if (mkdir(path, 0755))
+		goto free;
+	if (!controller)
+		return path;
+
+	snprintf(name, sizeof(name), "%s.max", controller);
+	if (gtdp_write_file(path, name, "max"))
+		return path;
+
+	rmdir(path);
+free:
+	free(path);
+	return NULL;
+}
+
+void gtdp_cgroup_destroy(char *path)
+{
+	TEST_ASSERT(!rmdir(path), __KVM_SYSCALL_ERROR("rmdir()", -1));
+	free(path);
+}
+
+/*
+ * Start @vmm as a process of its own, in @cgroup unless that is NULL.  It ends
+ * itself, by _exit(): what this process has yet to print is not printed twice.
+ */
+pid_t gtdp_start(const char *cgroup, void (*vmm)(void))
+{
+	pid_t pid = fork();
+
+	if (pid)
+		return pid;
+
+	TEST_ASSERT(!cgroup || gtdp_write_file(cgroup, "cgroup.procs", "0"),
+		    "Can't enter %s", cgroup);
+	vmm();
+	_exit(1);
+}
+
+void gtdp_check_exit(pid_t pid)
+{
+	int status;
+
+	TEST_ASSERT_EQ(waitpid(pid, &status, 0), pid);
+	TEST_ASSERT(WIFEXITED(status) && !WEXITSTATUS(status),
+		    "The VMM ended with status %#x", status);
 }
