@@ -21,6 +21,7 @@ DIRECTORY = BUILD / "broken"
 
 _SECONDS = 120
 _BOOT = 90
+_SKIPPED = 4
 _DIED = "the kernel, which died"
 
 
@@ -39,6 +40,9 @@ class Broken:
     checked: bool = False
     """Whether it takes the modules with assertions to notice."""
 
+    machine: str = "default"
+    """The one of lab.boot's machines that it takes."""
+
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Add the arguments."""
@@ -53,6 +57,7 @@ def load() -> list[Broken]:
             *(entry[name] for name in ("promise", "test", "file", "from", "to")),
             entry.get("late", ""),
             entry.get("checked", False),
+            entry.get("machine", "default"),
         )
         for entry in entries
     ]
@@ -104,10 +109,12 @@ def _try(broken: Broken) -> str:
         f"timeout -s KILL {_SECONDS} {test}",
     )
     try:
-        result = boot.run("\n".join(script), timeout=_SECONDS + _BOOT, quiet=True)
+        result = boot.run(
+            "\n".join(script), machine=broken.machine, timeout=_SECONDS + _BOOT, quiet=True
+        )
     except LabError:
         return _DIED
-    if not result.status:
+    if result.status in (0, _SKIPPED):
         return ""
     lines = result.output.splitlines()
     failed = [at for at, line in enumerate(lines) if "Test Assertion Failure" in line]

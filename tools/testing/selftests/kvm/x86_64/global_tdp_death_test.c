@@ -224,6 +224,127 @@ static void limited_follower(bool alone)
 	_exit(0);
 }
 
+/* How a VMM that is at its limit is told what to do, without any memory. */
+enum {
+	PREPARING,
+	READY,
+	POPULATE,
+	POPULATED,
+	FINISH,
+};
+
+static struct {
+	int step;
+	int err;
+	bool unknown;
+	uint64_t mapped;
+} *shared;
+
+static void set_step(int step)
+{
+	__atomic_store_n(&shared->step, step, __ATOMIC_RELEASE);
+}
+
+static bool is_step(int step)
+{
+	return __atomic_load_n(&shared->step, __ATOMIC_ACQUIRE) == step;
+}
+
+static void wait_to(int step)
+{
+	while (!is_step(step))
+		usleep(1000);
+}
+
+/* Unlike the VMM, its parent may find itself waiting for nobody. */
+static void wait_for(pid_t pid, int step)
+{
+	int status;
+	pid_t r;
+
+	while (!is_step(step)) {
+		r = waitpid(pid, &status, WNOHANG);
+		TEST_ASSERT(!r, "The VMM ended with status %#x before step %d", status, step);
+		usleep(1000);
+	}
+}
+
+static int populate_until_error(struct kvm_vm *vm, struct kvm_populate_memory *range)
+{
+	int r;
+
+	do {
+		r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, range);
+		shared->mapped += range->mapped / PAGE_SIZE;
+	} while (r && (errno == EAGAIN || errno == EINTR));
+
+	return r ? errno : 0;
+}
+
+/* Has memory that could make room for page tables, if it were swapped out. */
+static void swappable_vmm(void)
+{
+	struct kvm_populate_memory range = { .gpa = GTDP_GPA, .size = MEM_SIZE };
+	struct env env;
+
+	prepare_for_limit(&env);
+	gtdp_drain_lru();
+	set_step(READY);
+
+	wait_to(POPULATE);
+	shared->err = populate_until_error(env.vm, &range);
+	set_step(POPULATED);
+
+	wait_to(FINISH);
+	gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
+	check_pages(&env, NR_TABLES);
+	_exit(0);
+}
+
+/*
+ * Has a second VM, without a vCPU, that needs a root.  What was charged to the
+ * cgroup in advance is used up once the first VM has failed to get a page.
+ */
+static void rootless_vmm(void)
+{
+	struct kvm_populate_memory range = { .gpa = GTDP_GPA, .size = MEM_SIZE };
+	struct kvm_vm *rootless;
+	cpu_set_t cpu;
+	struct env env;
+	int r;
+
+	/* As each CPU has its own. */
+	CPU_ZERO(&cpu);
+	CPU_SET(sched_getcpu(), &cpu);
+	r = sched_setaffinity(0, sizeof(cpu), &cpu);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("sched_setaffinity()", r));
+
+	prepare_for_limit(&env);
+	rootless = vm_create_barebones();
+	vm_enable_cap(rootless, KVM_CAP_GLOBAL_TDP, KVM_GLOBAL_TDP_POPULATE);
+	gtdp_add_slot(rootless, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	set_step(READY);
+
+	wait_to(POPULATE);
+	shared->err = populate_until_error(env.vm, &range);
+	if (shared->err == ENOMEM) {
+		range.gpa = GTDP_GPA;
+		range.size = MEM_SIZE;
+		r = __vm_ioctl(rootless, KVM_POPULATE_MEMORY, &range);
+		shared->err = r ? errno : 0;
+		/* Which root it is to be may depend on a vCPU. */
+		shared->unknown = shared->err && shared->err != ENOMEM;
+	}
+	set_step(POPULATED);
+
+	wait_to(FINISH);
+	if (!shared->unknown) {
+		gtdp_populate(rootless, GTDP_GPA, MEM_SIZE);
+		TEST_ASSERT_EQ(gtdp_nr_mapped(rootless), NR_TABLES);
+	}
+	_exit(0);
+}
+
 static void told_follower(void)
 {
 	limited_follower(false);
@@ -307,6 +428,99 @@ static bool test_vmm(void (*vmm)(void))
 static bool test_limit(void)
 {
 	return test_vmm(limited_vmm);
+}
+
+static void read_events(char *text, size_t size)
+{
+	char path[128];
+	ssize_t r;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/memory.events", cgroup);
+	fd = open_path_or_exit(path, O_RDONLY);
+	r = read(fd, text, size - 1);
+	TEST_ASSERT(r > 0, __KVM_SYSCALL_ERROR("read()", r));
+	text[r] = '\0';
+	close(fd);
+}
+
+/*
+ * At the limit, population gives up, rather than to make room for what nobody
+ * needs: at the expense of the VM's memory, or of the VMM.
+ */
+static bool test_limit_untouched(void (*vmm)(void), bool swap)
+{
+	uint64_t users = module_users(), swapped;
+	char before[256], after[256];
+	bool unknown;
+	pid_t pid;
+
+	if (!create_cgroup())
+		return false;
+	if (swap)
+		TEST_ASSERT(gtdp_write_file(cgroup, "memory.swap.max", "max"),
+			    "Can't set memory.swap.max");
+
+	shared = mmap(NULL, PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		      -1, 0);
+	TEST_ASSERT(shared != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	set_step(PREPARING);
+
+	pid = gtdp_start(cgroup, vmm);
+	wait_for(pid, READY);
+	set_limit(read_number(cgroup, "memory.current"));
+	swapped = swap ? read_number(cgroup, "memory.swap.current") : 0;
+	read_events(before, sizeof(before));
+
+	set_step(POPULATE);
+	wait_for(pid, POPULATED);
+
+	read_events(after, sizeof(after));
+	if (swap)
+		TEST_ASSERT_EQ(read_number(cgroup, "memory.swap.current"), swapped);
+	TEST_ASSERT(!strcmp(before, after), "Events of memory before:\n%safter:\n%s",
+		    before, after);
+	unknown = shared->unknown;
+	TEST_ASSERT(unknown || shared->err == ENOMEM, "errno: %d (%s)", shared->err,
+		    strerror(shared->err));
+	TEST_ASSERT(shared->mapped < NR_TABLES, "All is mapped");
+
+	/* Given what it needs, it is all there. */
+	set_limit(0);
+	set_step(FINISH);
+	gtdp_check_exit(pid);
+	wait_for_nothing(pid, users);
+	gtdp_cgroup_destroy(cgroup);
+	munmap(shared, PAGE_SIZE);
+	return !unknown;
+}
+
+static uint64_t free_swap(void)
+{
+	FILE *file = fopen("/proc/meminfo", "r");
+	uint64_t kib = 0;
+	char line[128];
+
+	TEST_ASSERT(file, "No /proc/meminfo");
+	while (!kib && fgets(line, sizeof(line), file))
+		sscanf(line, "SwapFree: %lu", &kib);
+	fclose(file);
+	return kib * SZ_1K;
+}
+
+static bool test_limit_swap(void)
+{
+	if (free_swap() < 2 * NR_TABLES * PAGE_SIZE) {
+		ksft_print_msg("no swap space\n");
+		return false;
+	}
+
+	return test_limit_untouched(swappable_vmm, true);
+}
+
+static bool test_limit_root(void)
+{
+	return test_limit_untouched(rootless_vmm, false);
 }
 
 static bool test_limit_async(void (*vmm)(void))
@@ -503,12 +717,15 @@ static const struct gtdp_test tests[] = {
 	{ "memory cgroup at its limit", test_limit },
 	{ "memory cgroup at its limit, asynchronous", test_limit_told },
 	{ "memory cgroup at its limit, given more later", test_limit_lone },
+	{ "memory cgroup at its limit, memory could be swapped out", test_limit_swap },
+	{ "memory cgroup at its limit, no root yet", test_limit_root },
 	{ "files closed", test_close },
 	{ "killed", test_kill },
 };
 
-int main(void)
+/* Takes part of the name of a test, to leave out all others. */
+int main(int argc, char *argv[])
 {
 	gtdp_require(GTDP_ALL);
-	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+	gtdp_run_some_tests(tests, ARRAY_SIZE(tests), argc > 1 ? argv[1] : NULL);
 }
