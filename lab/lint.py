@@ -1,4 +1,4 @@
-"""Look through the lab with ruff, through the series with checkpatch and sparse."""
+"""Look through the lab with ruff, through the series with sparse and checkpatch."""
 
 import subprocess
 
@@ -13,6 +13,7 @@ def lint() -> None:
     looks = ((ruff, "check", "--quiet", "lab"), (ruff, "format", "--quiet", "--check", "lab"))
     if sum(subprocess.run(look, cwd=ROOT).returncode for look in looks):
         raise LabError("ruff objects to lab/: ruff check --fix, ruff format")
-    checkpatch.check(series.export())
+    # As build/linux is; the series must have been taken back from there.
     modules.build()
     sparse.check()
+    checkpatch.check(series.export())
