@@ -10,7 +10,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken test-debug test-tools tools demo qemu bench bench-locking lab docs lint clean
+	stress fuzz test-broken model test-debug test-tools tools demo qemu bench bench-locking lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -56,6 +56,9 @@ fuzz: build/.setup ## hand random and hostile arguments to capability and ioctl 
 
 test-broken: build/.setup ## break each promise of the series in turn, see a test notice [ARGS='--only uffd']
 	@$(lab) test-broken $(ARGS)
+
+model: build/.setup ## prove the protocol (models/) with spin, find what is broken in it on purpose [ARGS='--show span/NO_CARRY']
+	@$(lab) model $(ARGS)
 
 test-debug: build/.setup ## the series' tests under lockdep, KASAN, failing allocations, kmemleak [DEBUG=kcsan BACKEND STOCK TESTS]
 	@$(lab) test-debug --kind $(or $(DEBUG),lockdep) --tests "$$TESTS" \

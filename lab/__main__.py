@@ -15,6 +15,7 @@ from lab import (
     docs,
     lint,
     locking,
+    model,
     modules,
     package_test,
     paths,
@@ -143,6 +144,8 @@ def parser() -> argparse.ArgumentParser:
     stress.configure_fuzz(add("fuzz", stress.fuzz, "hand random arguments to the interfaces"))
     text = "break each promise of the series, see a test notice"
     broken.configure(add("test-broken", broken.run, text))
+    text = "prove the protocol with spin, find what is broken in it on purpose"
+    model.configure(add("model", model.run, text))
     debug.configure(add("test-debug", debug.run, "run the series' tests in a debug kernel"))
     bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
     text = "time what a vCPU's fault waits for, stock and ours"
