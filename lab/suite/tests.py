@@ -59,7 +59,7 @@ _VARIANTS = {
 """Parameters to run some of the series' tests with, too, in the same boot: how they are
 called, how they are set, and which tests. EPT has 4 levels, NPT 5 (`-cpu max`)."""
 
-BEYOND_REACH = ("global_tdp_reach_test",)
+BEYOND_REACH = tuple(f"global_tdp_{name}_test" for name in ("reach", "churn", "fuzz"))
 """Tests that want memslots beyond what a VM's page tables reach: machine "4level"."""
 
 _DELAYED = {
@@ -155,6 +155,14 @@ def delayed(wanted: Sequence[str] = ()) -> list[Test]:
             name = f"{test.name}, {function}() late"
             found.append(replace(test, name=name, argv=("sh", "-c", script, *test.argv)))
     return found
+
+
+def reach(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series that are run on the machine 4level, too."""
+    chosen = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in _REACH}
+    return [
+        test for test in ours() if test.name in chosen and (not wanted or test.name in wanted)
+    ]
 
 
 def with_delay(function: str, usecs: int) -> str:
