@@ -157,14 +157,6 @@ def delayed(wanted: Sequence[str] = ()) -> list[Test]:
     return found
 
 
-def reach(wanted: Sequence[str] = ()) -> list[Test]:
-    """Return the tests of the series that are run on the machine 4level, too."""
-    chosen = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in _REACH}
-    return [
-        test for test in ours() if test.name in chosen and (not wanted or test.name in wanted)
-    ]
-
-
 def with_delay(function: str, usecs: int) -> str:
     """Return the command that has a function return late from now on."""
     load = f"insmod {delay.MODULE} function={function} usecs={usecs}"
