@@ -70,6 +70,9 @@
 /* Pages that are alike, for KSM to merge. */
 #define MERGED_PAGES	32
 
+/* What is paged out at a time. */
+#define PAGED_OUT	SZ_256K
+
 /* Pages that are taken away in the midst of other invalidations, for each layout. */
 #define STORM_PAGES	24
 
@@ -86,7 +89,15 @@ static uint64_t tags[NR_PAGES];
 static uint64_t layouts[GTDP_NR_LAYOUTS];
 /* Held by who needs the vCPU that writes to logged memory not to run. */
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
-static bool stop;
+static bool paused, stop;
+
+/* For threads to ask before each of their turns. */
+static bool go_on(void)
+{
+	while (READ_ONCE(paused) && !READ_ONCE(stop))
+		usleep(10000);
+	return !READ_ONCE(stop);
+}
 
 static uint64_t random_below(struct guest_random_state *state, uint64_t end)
 {
@@ -122,7 +133,7 @@ static void *populator(void *arg)
 	uint64_t before;
 	int r;
 
-	while (!READ_ONCE(stop)) {
+	while (go_on()) {
 		range = any_range(&state);
 		/* One of the threads leaves it to the follower. */
 		range.flags = id == 1 ? KVM_POPULATE_ASYNC : 0;
@@ -159,7 +170,7 @@ static void *worker(void *arg)
 	uint64_t gpa = worker_gpa(vcpu), i = 0;
 	void *hva = stable.hva + (gpa - STABLE_GPA);
 
-	while (!READ_ONCE(stop)) {
+	while (go_on()) {
 		gtdp_run(vcpu, GTDP_STAMP, gpa, STABLE_PAGES, ++i);
 		gtdp_run(vcpu, GTDP_CHECK, gpa, STABLE_PAGES, i);
 		gtdp_check(hva, STABLE_PAGES, i);
@@ -176,7 +187,7 @@ static void *writer(void *arg)
 	struct kvm_vcpu *vcpu = arg;
 	uint64_t first, nr, i = 0;
 
-	while (!READ_ONCE(stop)) {
+	while (go_on()) {
 		first = random_below(&state, LOGGED_PAGES);
 		nr = 1 + random_below(&state, LOGGED_PAGES - first);
 		i += LOGGED_PAGES;
@@ -219,7 +230,7 @@ static void *copier(void *arg)
 	void *copy = malloc(LOGGED_SIZE);
 	uint64_t i, rounds;
 
-	while (!READ_ONCE(stop)) {
+	while (go_on()) {
 		gtdp_add_slot(vm, LOGGED_SLOT, KVM_MEM_LOG_DIRTY_PAGES, LOGGED_GPA, &logged);
 		memcpy(copy, logged.hva, LOGGED_SIZE);
 
@@ -283,7 +294,7 @@ static void *mover(void *arg)
 	uint64_t what;
 	pid_t pid;
 
-	while (!READ_ONCE(stop)) {
+	while (go_on()) {
 		what = random_below(&state, ARRAY_SIZE(advices) + 2);
 		if (what < ARRAY_SIZE(advices)) {
 			/* What this kernel doesn't have, or can't do now, is left out. */
@@ -311,10 +322,10 @@ static void *nibbler(void *arg)
 	struct guest_random_state state = new_guest_random_state(guest_random_seed + 4000);
 	void *hva;
 
-	while (!READ_ONCE(stop)) {
+	while (go_on()) {
 		hva = mem.hva + random_below(&state, NR_PAGES) * PAGE_SIZE;
 		madvise(hva, PAGE_SIZE, guest_random_bool(&state) ? MADV_PAGEOUT : MADV_COLD);
-		usleep(random_below(&state, 2000));
+		usleep(random_below(&state, 20000));
 	}
 
 	return NULL;
@@ -592,6 +603,8 @@ static void page_out(void)
 {
 	struct part part = any_part();
 
+	/* That goes page by page, and so does bringing them back. */
+	part.size = min_t(size_t, part.size, PAGED_OUT);
 	madvise(part.hva, part.size, MADV_PAGEOUT);
 }
 
@@ -749,6 +762,14 @@ static void one_round(void)
 	check_logs();
 }
 
+/* In a VM of its own.  What matters is when two threads run: let others rest. */
+static void storm(void)
+{
+	WRITE_ONCE(paused, true);
+	gtdp_storm(&rng, STORM_PAGES);
+	WRITE_ONCE(paused, false);
+}
+
 /* All is quiet: what is mapped now is what remains. */
 static void check_rest(void)
 {
@@ -886,7 +907,7 @@ int main(int argc, char *argv[])
 
 		if (!(done % LAYOUT_ROUNDS)) {
 			new_layout();
-			gtdp_storm(&rng, STORM_PAGES);
+			storm();
 		}
 		one_round();
 	}

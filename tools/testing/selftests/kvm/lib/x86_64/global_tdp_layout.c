@@ -148,7 +148,7 @@ static bool put(struct gtdp_layout *layout, struct gtdp_piece *piece,
 	piece->gva = area->gva + (gpa - area->gpa);
 	piece->nr_reached = 0;
 	if (gpa < areas->end)
-		piece->nr_reached = min_t(uint64_t, piece->nr, (areas->end - gpa) / PAGE_SIZE);
+		piece->nr_reached = min(piece->nr, (areas->end - gpa) >> PAGE_SHIFT);
 	return true;
 }
 
