@@ -750,7 +750,7 @@ static bool gtdp_follow(void *data)
 	 */
 	pass.has_run = gtdp_has_run(kvm);
 	pass.last = pass.has_run && gtdp->sleep >= GTDP_SLEEP_MAX && gtdp->vain;
-	pass.settle = pass.last ? !gtdp->waiting : !arrived && gtdp->settle;
+	pass.settle = pass.last || (!arrived && gtdp->settle);
 
 	start = ktime_get_ns();
 	if (marked || arrived || gtdp->settle || gtdp->waiting || pass.last)

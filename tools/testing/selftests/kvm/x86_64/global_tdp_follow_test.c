@@ -5,6 +5,7 @@
  * Also that KVM_POPULATE_ASYNC hands over a range to it.  How long it takes is
  * not tested, only that it happens.
  */
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 #include <sys/wait.h>
@@ -29,6 +30,9 @@
 
 /* More than a follower sleeps in three passes. */
 #define SETTLE_USECS	1000000
+
+/* Little enough to meet a follower that is at work. */
+#define POLL_USECS	50
 
 #define HOST_TAG	1
 #define GUEST_TAG	1000000
@@ -337,7 +341,11 @@ static void stopped_vmm(uint64_t nr_slots)
 	struct gtdp_mem mem;
 	struct kvm_vm *vm;
 	uint64_t nr_code, nr;
+	const struct sched_param param = { .sched_priority = 1 };
 	int i, hits = 0;
+
+	/* With a single CPU, too, run before the follower is done. */
+	TEST_ASSERT(!sched_setscheduler(0, SCHED_FIFO, &param), "sched_setscheduler()");
 
 	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
 	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
@@ -355,7 +363,7 @@ static void stopped_vmm(uint64_t nr_slots)
 
 		populate_async(vm, nr_slots);
 		while (gtdp_nr_mapped(vm) == nr_code)
-			;
+			usleep(POLL_USECS);
 		raise(SIGSTOP);
 		hits += gtdp_nr_mapped(vm) < nr;
 
