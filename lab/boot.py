@@ -38,15 +38,27 @@ class Machine:
     kernel: str = ""
     """Parameters of its kernel."""
 
+    options: str = ""
+    """More options of QEMU."""
+
+    prepare: str = ""
+    """Shell commands that come before the one to run."""
+
 
 MACHINES = {
     "default": Machine(),
     "5level": Machine(cpu="max,phys-bits=52"),
     "4level": Machine(cpu="max,phys-bits=52", kernel="no5lvl"),
+    "iommu": Machine(
+        kernel="intel_iommu=on",
+        options="-machine q35,kernel-irqchip=split -device intel-iommu -device edu",
+        prepare=". lab/guest-vfio.sh",
+    ),
 }
 """Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
 VM's tables have as many levels as the host's own: five, unless it is told to use four. Four
-reach 48 bits, but memslots may be above that."""
+reach 48 bits, but memslots may be above that. An IOMMU, and a device in a group of its own,
+is what VFIO takes to assign one to a VM."""
 
 KEPT_RUNS = 20
 TAIL = 30
@@ -103,11 +115,12 @@ def run(
     LabError: no boot, or a module does not load.
     """
     directory = new_directory()
-    _write_job(directory, cmd, params, stock=stock, checked=checked)
     kind = MACHINES[machine]
+    cmd = f"{kind.prepare}\n{cmd}".lstrip()
+    _write_job(directory, cmd, params, stock=stock, checked=checked)
     size = ["--cpus", str(turns if icount else cpus), "--memory", mem]
     accelerator = ICOUNT if icount else "" if parallel else IN_TURNS
-    options = f"-cpu {kind.cpu} {accelerator}"
+    options = f"-cpu {kind.cpu} {kind.options} {accelerator}"
     command = [
         *(
             VENV_BIN / "vng",
@@ -135,7 +148,7 @@ def add_machine(command: argparse.ArgumentParser) -> None:
         "--machine",
         choices=MACHINES,
         default="default",
-        help="52-bit physical addresses, of which page tables with 4 levels reach 48 bits",
+        help="with physical addresses of 52 bits, 4 levels of page tables, or an IOMMU",
     )
 
 

@@ -63,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
         "npt": [
             (f"series' tests, NPT, {OFF}", _npt(OFF, wanted)),
             (f"series' tests, NPT, {ON}, {_CHECKED}", _npt(ON, wanted, checked=True)),
-            (f"series' tests, 4-level NPT, {ON}, {_CHECKED}", _reach(wanted)),
+            *(
+                (f"series' tests, NPT, {ON}, {_CHECKED}, machine {kind}", _kind(kind, wanted))
+                for kind in tests.ON_MACHINES
+            ),
         ],
         "ept": [(f"series' tests, EPT, {ON}", _ept(ON, wanted))],
         "tools": [(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
@@ -161,13 +164,12 @@ def _npt(params: str, wanted: Sequence[str], *, checked: bool = False) -> Step:
     return step
 
 
-def _reach(wanted: Sequence[str]) -> Step:
-    """On a machine that has more physical addresses than the page tables reach."""
+def _kind(kind: str, wanted: Sequence[str]) -> Step:
+    """On a machine that they want, on which none may skip."""
 
     def step(part: Part) -> None:
-        chosen = [test for test in tests.ours(wanted) if test.name in tests.BEYOND_REACH]
-        if chosen:
-            done = machine.on_npt("npt 4level", chosen, ON, checked=True, kind="4level")
+        if chosen := tests.on_machine(kind, wanted):
+            done = machine.on_npt(f"npt {kind}", chosen, ON, checked=True, kind=kind)
             part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
 
     return step

@@ -59,8 +59,12 @@ _VARIANTS = {
 """Parameters to run some of the series' tests with, too, in the same boot: how they are
 called, how they are set, and which tests. EPT has 4 levels, NPT 5 (`-cpu max`)."""
 
-BEYOND_REACH = tuple(f"global_tdp_{name}_test" for name in ("reach", "churn", "fuzz"))
-"""Tests that want memslots beyond what a VM's page tables reach: machine "4level"."""
+ON_MACHINES = {
+    "4level": ("reach", "churn", "fuzz"),
+    "iommu": ("assigned",),
+}
+"""Tests that want another of lab.boot's machines: memslots beyond what a VM's page tables
+reach; a device to assign."""
 
 _DELAYED = {
     "locking": ("make_spte", 200),
@@ -120,6 +124,12 @@ def ours(wanted: Sequence[str] = ()) -> list[Test]:
     if unknown := set(wanted) - known:
         raise LabError(f"no test {', '.join(sorted(unknown))}; there are {' '.join(known)}")
     return [test for test in tests if not wanted or test.name in wanted]
+
+
+def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series that want this machine, of lab.boot's."""
+    names = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in ON_MACHINES[kind]}
+    return [test for test in ours(wanted) if test.name in names]
 
 
 def variants(backend: str, wanted: Sequence[str] = ()) -> list[Test]:
