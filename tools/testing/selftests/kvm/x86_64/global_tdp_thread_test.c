@@ -38,11 +38,11 @@
 /* Of the VMM that is limited, or whose helper is frozen. */
 static char *cgroup;
 
-static volatile sig_atomic_t nr_alarms;
+static int nr_alarms;
 
 static void count_alarm(int sig)
 {
-	nr_alarms++;
+	WRITE_ONCE(nr_alarms, nr_alarms + 1);
 }
 
 static void set_timer(unsigned int usecs)
@@ -77,11 +77,11 @@ static bool test_timer(void)
 		gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
 		sigprocmask(SIG_BLOCK, NULL, &before);
 
-		nr_alarms = 0;
+		WRITE_ONCE(nr_alarms, 0);
 		set_timer((i + 1) * TIMER_USECS);
 		vcpu = __vm_vcpu_add(vm, 0);
 		set_timer(0);
-		hits += !!nr_alarms;
+		hits += !!READ_ONCE(nr_alarms);
 
 		sigprocmask(SIG_BLOCK, NULL, &after);
 		TEST_ASSERT(!memcmp(&before, &after, sizeof(before)),
