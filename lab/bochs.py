@@ -86,6 +86,7 @@ def run(
     *,
     stock: bool = False,
     checked: bool = False,
+    kvm: Path | None = None,
     image: Path | None = None,
     timeout: float = 1800,
     mem: int = 2048,
@@ -94,13 +95,13 @@ def run(
 
     `programs` are static and under the root of the repository. `mem` is in MiB. A
     command that did not end in `timeout` seconds, and those after it, are TIMED_OUT.
-    `stock` and `checked` are as in lab.boot. `image` is a kernel with KVM built in, to boot
-    instead of Debian's.
+    `stock` and `checked` are as in lab.boot. `kvm` is to be loaded as kvm.ko. `image` is a
+    kernel with KVM built in, to boot instead of Debian's.
     """
     _install()
     directory = boot.new_directory()
     wanted = f"kvm_intel.{KVM_INTEL} {params}"
-    modules = {} if image else _modules(wanted, stock=stock, checked=checked)
+    modules = {} if image else _modules(wanted, kvm, stock=stock, checked=checked)
     _make_initramfs(directory, modules, commands, programs)
     _make_disc(directory, image or debian.kernel().image, wanted if image else "")
     (directory / "bochsrc").write_text(SETTINGS.format(mem=mem, shared=_SHARED))
@@ -132,7 +133,7 @@ def _install() -> None:
     scratch.rename(INSTALLED)
 
 
-def _modules(wanted: str, *, stock: bool, checked: bool) -> dict[Path, str]:
+def _modules(wanted: str, kvm: Path | None, *, stock: bool, checked: bool) -> dict[Path, str]:
     """Return modules, of swap space and of KVM, in the order to load them; parameters."""
     kernel = debian.kernel()
     chosen = params.split(wanted, kernel, stock=stock, checked=checked)
@@ -142,6 +143,8 @@ def _modules(wanted: str, *, stock: bool, checked: bool) -> dict[Path, str]:
     found[kernel.modules / "kernel/virt/lib/irqbypass.ko.xz"] = ""
     for owner in ("kvm", "kvm_intel"):
         module = params.module(kernel, owner, stock=stock, checked=checked)
+        if owner == "kvm" and kvm:
+            module = kvm
         found[module] = chosen[owner]
     return found
 

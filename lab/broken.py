@@ -7,10 +7,11 @@ so that neither build/linux nor build/modules are touched.
 import argparse
 import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.table import Table
 
-from lab import boot, debian, delay, modules, params, selftests, shell, tree
+from lab import bochs, boot, debian, delay, modules, params, selftests, shell, tree
 from lab.error import LabError
 from lab.paths import BUILD, ROOT, SELFTESTS
 from lab.shell import console
@@ -21,6 +22,7 @@ DIRECTORY = BUILD / "broken"
 
 _SECONDS = 120
 _BOOT = 90
+_EPT_SECONDS = 900
 _SKIPPED = 4
 _DIED = "the kernel, which died"
 
@@ -41,7 +43,10 @@ class Broken:
     """Whether it takes the modules with assertions to notice."""
 
     machine: str = "default"
-    """The one of lab.boot's machines that it takes."""
+    """The one of lab.boot's machines that it takes; or that of lab.bochs, "ept"."""
+
+    intel: str = ""
+    """On the latter, parameters of kvm_intel."""
 
 
 def configure(command: argparse.ArgumentParser) -> None:
@@ -58,6 +63,7 @@ def load() -> list[Broken]:
             entry.get("late", ""),
             entry.get("checked", False),
             entry.get("machine", "default"),
+            entry.get("intel", ""),
         )
         for entry in entries
     ]
@@ -102,6 +108,8 @@ def _try(broken: Broken) -> str:
     path = DIRECTORY / "kvm.ko"
     amd = params.module(debian.kernel(), "kvm_amd", stock=False, checked=broken.checked)
     test = SELFTESTS / "x86_64" / f"global_tdp_{broken.test}_test"
+    if broken.machine == "ept":
+        return _try_on_ept(broken, path, test)
     late = f" && {tests.with_delay(broken.late, 200)}" if broken.late else ""
     script = (
         "cd /proc/sys/kernel && echo 1 >panic_on_oops && echo -1 >panic && cd - >/dev/null",
@@ -114,12 +122,23 @@ def _try(broken: Broken) -> str:
         )
     except LabError:
         return _DIED
-    if result.status in (0, _SKIPPED):
+    return _judge(result.status, result.output)
+
+
+def _try_on_ept(broken: Broken, path: Path, test: Path) -> str:
+    wanted = f"global_tdp=1 {broken.intel and f'kvm_intel.{broken.intel}'}"
+    command = f"timeout -s KILL {_SECONDS} {test.relative_to(ROOT)}"
+    (result,) = bochs.run([command], [test], wanted, kvm=path, timeout=_EPT_SECONDS)
+    return _judge(result.status, result.output)
+
+
+def _judge(status: int, output: str) -> str:
+    if status in (0, _SKIPPED):
         return ""
-    lines = result.output.splitlines()
+    lines = output.splitlines()
     failed = [at for at, line in enumerate(lines) if "Test Assertion Failure" in line]
-    told = lines[failed[0] + 1].strip() if failed else f"status {result.status}"
-    return told if result.status != boot.COMPLAINED else "the kernel's log"
+    told = lines[failed[0] + 1].strip() if failed else f"status {status}"
+    return told if status != boot.COMPLAINED else "the kernel's log"
 
 
 def _build(broken: Broken) -> None:

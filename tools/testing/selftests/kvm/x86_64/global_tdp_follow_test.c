@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <unistd.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "test_util.h"
@@ -30,6 +31,9 @@
 
 /* More than a follower sleeps in three passes. */
 #define SETTLE_USECS	1000000
+
+/* Enough for a follower to give up what was zapped. */
+#define DISCARDED_USECS	5000000
 
 /* Little enough to meet a follower that is at work. */
 #define POLL_USECS	50
@@ -446,6 +450,45 @@ static bool test_sparse(void)
 	return true;
 }
 
+/*
+ * The destination of a postcopy migration: the VMM discards all that it has been
+ * sent, and gets it again, slowly, for longer than the follower looks out for
+ * what was zapped.
+ */
+static bool test_discarded(void)
+{
+	const uint64_t nr_pages = SPARSE_SIZE / PAGE_SIZE;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t i, nr, nr_code;
+	int r;
+
+	vm = create(&vcpu, &nr_code);
+	gtdp_mem_alloc(&mem, GTDP_ANON, SPARSE_SIZE, 0);
+	gtdp_stamp(mem.hva, nr_pages, HOST_TAG);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	gtdp_wait_mapped(vm, nr_code + nr_pages);
+
+	r = madvise(mem.hva, SPARSE_SIZE, MADV_DONTNEED);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_code);
+	usleep(DISCARDED_USECS);
+
+	for (i = 0; i < NR_SPARSE; i++) {
+		nr = i * 27 % NR_SPARSE * GTDP_REGION_PAGES;
+		gtdp_stamp(mem.hva + nr * PAGE_SIZE, GTDP_REGION_PAGES, HOST_TAG + nr);
+		usleep(SPARSE_USECS);
+	}
+
+	gtdp_wait_mapped(vm, nr_code + nr_pages);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, nr_pages, HOST_TAG), 0);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "present", test_present_anon },
 	{ "present, transparent huge pages", test_present_thp },
@@ -461,6 +504,7 @@ static const struct gtdp_test tests[] = {
 	{ "stopped VMM", test_stopped_small },
 	{ "stopped VMM of a large VM", test_stopped_large },
 	{ "arriving here and there, vCPU has run", test_sparse },
+	{ "discarded, and arriving again", test_discarded },
 	{ "default follows the parameter", test_default },
 };
 
