@@ -48,10 +48,10 @@ check: build/.setup ## run the series' tests on NPT, global_tdp=1; two minutes [
 test: build/.setup ## run every test: the series' on NPT and EPT, the kernel's own against stock modules
 	@$(lab) test --tests "$$TESTS"
 
-stress: build/.setup ## race everything with everything for ten minutes [ARGS='--seconds 60 --seed 1 --machine 4level']
+stress: build/.setup ## race everything with everything for ten minutes [ARGS='--seconds 60 --seed 1 --machine default']
 	@$(lab) stress $(ARGS)
 
-fuzz: build/.setup ## hand random and hostile arguments to capability and ioctl [ARGS='--calls 5000 --seed 1 --machine 4level']
+fuzz: build/.setup ## hand random and hostile arguments to capability and ioctl [ARGS='--calls 5000 --seed 1 --machine default']
 	@$(lab) fuzz $(ARGS)
 
 test-broken: build/.setup ## break each promise of the series in turn, see a test notice [ARGS='--only uffd']

@@ -142,12 +142,12 @@ def run(
     return _judge(directory, timeout if late else None)
 
 
-def add_machine(command: argparse.ArgumentParser) -> None:
+def add_machine(command: argparse.ArgumentParser, default: str | None = "default") -> None:
     """Add the option that chooses one of MACHINES."""
     command.add_argument(
         "--machine",
         choices=MACHINES,
-        default="default",
+        default=default,
         help="with physical addresses of 52 bits, 4 levels of page tables, or an IOMMU",
     )
 

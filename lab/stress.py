@@ -17,6 +17,8 @@ swapon /dev/zram0
 """Without swap space, the host reclaims nothing of a guest."""
 _CALLS_PER_SECOND = 100
 """That any machine manages; for the time limit only."""
+_MACHINES = ("default", "4level")
+"""Of lab.boot, in turns, as one has layouts of memslots that the other can't have."""
 
 
 def configure(command: argparse.ArgumentParser) -> None:
@@ -34,40 +36,42 @@ def configure_fuzz(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Race everything with everything; return the status of test or kernel."""
-    return _run(args, "churn", f"-t {args.seconds}", f"{args.seconds} s", 2 * args.seconds)
+    return _run_all(args, "churn", "-t", "seconds", 2)
 
 
 def fuzz(args: argparse.Namespace) -> int:
     """Hand random arguments to the interfaces; return the status of test or kernel."""
-    return _run(
-        args, "fuzz", f"-n {args.calls}", f"{args.calls} calls", args.calls / _CALLS_PER_SECOND
-    )
+    return _run_all(args, "fuzz", "-n", "calls", 1 / _CALLS_PER_SECOND)
 
 
 def _configure(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=lambda text: int(text, 0), help="of an earlier run")
     command.add_argument("--params", default="global_tdp=1", help="of kvm.ko")
     command.add_argument("--cpus", type=int, default=2, help="of the emulated machine")
-    boot.add_machine(command)
+    boot.add_machine(command, default=None)
 
 
-def _run(
-    args: argparse.Namespace, test: str, length: str, length_text: str, seconds: float
-) -> int:
+def _run_all(args: argparse.Namespace, test: str, option: str, unit: str, each: float) -> int:
+    """Share units out among the machines; `each` is what one may take, in seconds."""
     modules.build(checked=True)
     selftests.build()
+    machines = [args.machine] if args.machine else _MACHINES
+    share = -(-getattr(args, unit) // len(machines))
     seed = secrets.randbits(31) if args.seed is None else args.seed
-    again = f"--machine {args.machine} --seed {seed:#x}"
-    print(f"{test}: {length_text}, {again}", flush=True)
     program = SELFTESTS / "x86_64" / f"global_tdp_{test}_test"
-    status = boot.run(
-        f"{_SWAP}{program} {length} -s {seed:#x}",
-        cpus=args.cpus,
-        params=args.params,
-        machine=args.machine,
-        checked=True,
-        timeout=seconds + _BOOT,
-    ).status
-    verdict = "passed" if status == 0 else f"failed, status {status}"
-    print(f"{test}: {verdict}, {again}")
-    return status
+    failed = 0
+    for machine in machines:
+        again = f"--machine {machine} --seed {seed:#x}"
+        print(f"{test}: {share} {unit}, {again}", flush=True)
+        status = boot.run(
+            f"{_SWAP}{program} {option} {share} -s {seed:#x}",
+            cpus=args.cpus,
+            params=args.params,
+            machine=machine,
+            checked=True,
+            timeout=share * each + _BOOT,
+        ).status
+        failed = failed or status
+        verdict = "passed" if status == 0 else f"failed, status {status}"
+        print(f"{test}: {verdict}, {again}")
+    return failed
