@@ -1,6 +1,6 @@
 # Each target is one line of intent; lab/ does the work.
 
-lab = build/venv/bin/python -m lab
+lab = exec build/venv/bin/python -m lab
 
 export KVER CMD TESTS
 

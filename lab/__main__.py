@@ -1,9 +1,13 @@
 """python -m lab <command>."""
 
 import argparse
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from lab import (
     bench,
@@ -175,9 +179,20 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("cmd", help="shell command; runs as root in the repository's root")
 
 
+def _interrupt(*_: object) -> None:
+    """End what was started, and then unwind, which ends the emulated machines."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGTERM)
+    raise KeyboardInterrupt
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; an error a user can mend is one line."""
     args = parser().parse_args(argv)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         return args.run(args) or 0
     except LabError as error:

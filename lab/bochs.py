@@ -221,14 +221,16 @@ def _power_on(directory: Path, timeout: float) -> list[float]:
     drain.start()
     console, end = directory / "console", time.monotonic() + timeout
     marks: list[float] = []
-    with shell.console.status("Bochs: booting, then running; minutes"):
-        while machine.poll() is None and time.monotonic() < end and not _done(console):
-            time.sleep(1)
-            marks += [time.monotonic()] * (_marks(console) - len(marks))
-    machine.kill()
-    machine.wait()
-    drain.join()
-    (directory / "disc.iso").unlink()
+    try:
+        with shell.console.status("Bochs: booting, then running; minutes"):
+            while machine.poll() is None and time.monotonic() < end and not _done(console):
+                time.sleep(1)
+                marks += [time.monotonic()] * (_marks(console) - len(marks))
+    finally:
+        machine.kill()
+        machine.wait()
+        drain.join()
+        (directory / "disc.iso").unlink()
     return [*marks, *[time.monotonic()] * (_marks(console) + 1 - len(marks))]
 
 
