@@ -479,7 +479,7 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 			zapped = todo == GTDP_ZAPPED;
 
 			if (gtdp_must_wait(&r->wait) && (zapped || !pass->settle)) {
-				pass->waiting |= zapped;
+				pass->waiting |= zapped || pass->last;
 				continue;
 			}
 
@@ -501,6 +501,13 @@ static bool gtdp_pass_on(struct gtdp_pass *pass)
 	return !signal_pending(current) && !READ_ONCE(pass->p.kvm->arch.gtdp->stop);
 }
 
+/* Created by a vCPU's thread, it must not keep that from running. */
+static void gtdp_drop_rt(void)
+{
+	if (rt_task(current))
+		sched_set_normal(current, 0);
+}
+
 static bool gtdp_help(void *data)
 {
 	struct gtdp_helper *helper = data;
@@ -512,6 +519,7 @@ static bool gtdp_help(void *data)
 		return false;
 
 	__set_current_state(TASK_RUNNING);
+	gtdp_drop_rt();
 
 	start = ktime_get_ns();
 	while (gtdp_pass_batch(&helper->pass) && gtdp_pass_on(&helper->pass))
@@ -717,10 +725,7 @@ static bool gtdp_follow(void *data)
 	}
 
 	__set_current_state(TASK_RUNNING);
-
-	/* Created by a vCPU's thread, it must not keep that from running. */
-	if (rt_task(current))
-		sched_set_normal(current, 0);
+	gtdp_drop_rt();
 
 	WRITE_ONCE(gtdp->urgent, false);
 	/*
@@ -750,7 +755,7 @@ static bool gtdp_follow(void *data)
 	 */
 	pass.has_run = gtdp_has_run(kvm);
 	pass.last = pass.has_run && gtdp->sleep >= GTDP_SLEEP_MAX && gtdp->vain;
-	pass.settle = pass.last || (!arrived && gtdp->settle);
+	pass.settle = pass.last ? !gtdp->waiting : !arrived && gtdp->settle;
 
 	start = ktime_get_ns();
 	if (marked || arrived || gtdp->settle || gtdp->waiting || pass.last)

@@ -81,6 +81,28 @@ static bool test_cpuid(void)
 	return true;
 }
 
+/*
+ * Whether the guest's PAT is ignored is a matter of what maps a page: a VMM that
+ * decides that late must not get some of each.
+ */
+static bool test_quirk(void)
+{
+	struct env env;
+
+	if (!(kvm_check_cap(KVM_CAP_DISABLE_QUIRKS2) & KVM_X86_QUIRK_IGNORE_GUEST_PAT))
+		return false;
+
+	env_create(&env);
+	vm_enable_cap(env.vm, KVM_CAP_DISABLE_QUIRKS2, KVM_X86_QUIRK_IGNORE_GUEST_PAT);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), 0);
+	gtdp_populate_code(env.vm);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	check_no_faults(&env);
+
+	env_destroy(&env);
+	return true;
+}
+
 /* What a VMM does to reset a vCPU, and to load another state into it. */
 static bool test_reset(void)
 {
@@ -513,6 +535,7 @@ static bool test_smm_logged(void)
 
 static const struct gtdp_test tests[] = {
 	{ "CPUID", test_cpuid },
+	{ "quirk disabled", test_quirk },
 	{ "reset", test_reset },
 	{ "real mode", test_real_mode },
 	{ "other memslots", test_other_slots },

@@ -9,6 +9,8 @@
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 #include <sys/syscall.h>
 
 #include <linux/userfaultfd.h>
@@ -31,6 +33,8 @@
 
 /* More than a few passes of the follower. */
 #define FOLLOWER_US	500000
+/* Some of its passes with what is looked at in vain. */
+#define IDLE_SECONDS	5
 
 struct env {
 	struct kvm_vm *vm;
@@ -231,6 +235,51 @@ static bool test_missing_memfd(void)
 	return test_missing(GTDP_MEMFD);
 }
 
+static uint64_t now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/*
+ * Once vCPUs run, what nobody delivers is looked at ever less often, a page no
+ * more than once a second, but never given up.
+ */
+static bool test_idle(void)
+{
+	struct env env = { .source_size = MEM_SIZE };
+	uint64_t began, looked;
+
+	gtdp_mem_alloc(&env.mem, GTDP_ANON, MEM_SIZE, 0);
+	if (!open_uffd(&env, UFFDIO_REGISTER_MODE_MISSING, 0))
+		return false;
+
+	env.source = mmap(NULL, MEM_SIZE, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	TEST_ASSERT(env.source != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	gtdp_stamp(env.source, NR_PAGES, HOST_TAG);
+
+	create_vm(&env, GTDP_ALL);
+	gtdp_run(env.vcpu, GTDP_READ, GTDP_GPA, 0, 0);
+	sleep(IDLE_SECONDS);
+
+	began = now_ms();
+	looked = gtdp_vm_stat(env.vm, "tdp_populate_absent");
+	sleep(IDLE_SECONDS);
+	looked = gtdp_vm_stat(env.vm, "tdp_populate_absent") - looked;
+	TEST_ASSERT(looked > 0 && looked * 1000 <= NR_PAGES * (now_ms() - began),
+		    "Looked at %lu pages of %d in %lu ms", looked, (int)NR_PAGES,
+		    now_ms() - began);
+
+	deliver_copy(&env, 0, NR_PAGES);
+	gtdp_wait_mapped(env.vm, env.nr_code + NR_PAGES);
+
+	env_destroy(&env);
+	return true;
+}
+
 /* The pages are there, in the page cache, but are not to be used yet. */
 static bool test_minor(void)
 {
@@ -346,6 +395,7 @@ static const struct gtdp_test tests[] = {
 	{ "missing", test_missing_anon },
 	{ "missing, memfd", test_missing_memfd },
 	{ "minor", test_minor },
+	{ "missing, nobody delivers", test_idle },
 	{ "write-protected", test_write_protect_anon },
 	{ "write-protected, memfd", test_write_protect_memfd },
 	{ "write-protected, follower", test_write_protect_follow },
