@@ -39,6 +39,9 @@ class Broken:
     late: str = ""
     """A function of the kernel that returns late meanwhile."""
 
+    usecs: int = 200
+    """By how much."""
+
     checked: bool = False
     """Whether it takes the modules with assertions to notice."""
 
@@ -47,6 +50,17 @@ class Broken:
 
     intel: str = ""
     """On the latter, parameters of kvm_intel."""
+
+    params: str = "global_tdp=1"
+    """What kvm.ko is loaded with."""
+
+    program: str = ""
+    """A program of build/selftests, with arguments, to run in place of the series' test."""
+
+    @property
+    def command(self) -> str:
+        """What is run, in build/selftests."""
+        return self.program or f"x86_64/global_tdp_{self.test}_test"
 
 
 def configure(command: argparse.ArgumentParser) -> None:
@@ -57,13 +71,11 @@ def configure(command: argparse.ArgumentParser) -> None:
 def load() -> list[Broken]:
     """Return the list."""
     entries = tomllib.loads(LIST.read_text())["broken"]
+    optional = ("late", "usecs", "checked", "machine", "intel", "params", "program")
     return [
         Broken(
             *(entry[name] for name in ("promise", "test", "file", "from", "to")),
-            entry.get("late", ""),
-            entry.get("checked", False),
-            entry.get("machine", "default"),
-            entry.get("intel", ""),
+            **{name: entry[name] for name in optional if name in entry},
         )
         for entry in entries
     ]
@@ -107,13 +119,13 @@ def _try(broken: Broken) -> str:
     _build(broken)
     path = DIRECTORY / "kvm.ko"
     amd = params.module(debian.kernel(), "kvm_amd", stock=False, checked=broken.checked)
-    test = SELFTESTS / "x86_64" / f"global_tdp_{broken.test}_test"
+    test = SELFTESTS / broken.command
     if broken.machine == "ept":
         return _try_on_ept(broken, path, test)
-    late = f" && {tests.with_delay(broken.late, 200)}" if broken.late else ""
+    late = f" && {tests.with_delay(broken.late, broken.usecs)}" if broken.late else ""
     script = (
         "cd /proc/sys/kernel && echo 1 >panic_on_oops && echo -1 >panic && cd - >/dev/null",
-        f"rmmod kvm_amd kvm && insmod {path} global_tdp=1 && insmod {amd}{late} || exit 0",
+        f"rmmod kvm_amd kvm && insmod {path} {broken.params} && insmod {amd}{late} || exit 0",
         f"timeout -s KILL {_SECONDS} {test}",
     )
     try:
@@ -126,7 +138,7 @@ def _try(broken: Broken) -> str:
 
 
 def _try_on_ept(broken: Broken, path: Path, test: Path) -> str:
-    wanted = f"global_tdp=1 {broken.intel and f'kvm_intel.{broken.intel}'}"
+    wanted = f"{broken.params} {broken.intel and f'kvm_intel.{broken.intel}'}"
     command = f"timeout -s KILL {_SECONDS} {test.relative_to(ROOT)}"
     (result,) = bochs.run([command], [test], wanted, kvm=path, timeout=_EPT_SECONDS)
     return _judge(result.status, result.output)

@@ -69,10 +69,12 @@ reach; a device to assign."""
 _DELAYED = {
     "locking": ("make_spte", 200),
     "churn": ("kvm_mmu_notifier_invalidate_range_start", 200),
+    "refuse": ("kvm_mmu_topup_memory_cache", 1000),
 }
 """Tests of the series that are run again with a function of the kernel returning late, by
 so many microseconds: a page is in the dirty log, but not writable yet; a range is
-registered as being invalidated, but still mapped by the host."""
+registered as being invalidated, but still mapped by the host; a fault has looked its memslot
+up."""
 
 _PRIVATE = (
     "guest_memfd_test",

@@ -115,6 +115,8 @@ struct gtdp_pass {
 	bool last;
 	/* Memory has arrived where there was none before. */
 	bool arrived;
+	/* Regions were given up. */
+	bool given_up;
 	/* Something that can't be done now must be tried again. */
 	bool waiting;
 	/* No memory for page tables, further looks gain nothing. */
@@ -168,6 +170,7 @@ struct kvm_gtdp {
 	long sleep_min;
 	int settle;
 	bool waiting;
+	bool given_up;
 	/* The last pass found no memory that had arrived. */
 	bool vain;
 	/* Jiffies to wait at least, for there to be memory. */
@@ -394,6 +397,7 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 				pass->waiting = true;
 			else
 				todo = GTDP_GIVEN_UP;
+			pass->given_up |= todo == GTDP_GIVEN_UP;
 		}
 		gtdp_back_off(&r->wait, &r->backoff,
 			      todo == GTDP_ZAPPED ? GTDP_BACKOFF_ZAPPED : GTDP_BACKOFF_NEW);
@@ -566,6 +570,7 @@ static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 		};
 		helper->pass.looks = 0;
 		helper->pass.arrived = false;
+		helper->pass.given_up = false;
 		/* That is the follower's own. */
 		helper->pass.turn = -1;
 
@@ -601,6 +606,7 @@ static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 		pass->p.installed += helper->pass.p.installed;
 		pass->waiting |= helper->pass.waiting;
 		pass->arrived |= helper->pass.arrived;
+		pass->given_up |= helper->pass.given_up;
 		pass->nomem |= helper->pass.nomem;
 		pass->looks += helper->pass.looks;
 	}
@@ -760,8 +766,11 @@ static bool gtdp_follow(void *data)
 	start = ktime_get_ns();
 	if (marked || arrived || gtdp->settle || gtdp->waiting || pass.last)
 		gtdp_pass(kvm, &pass);
-	if (pass.last && pass.arrived)
+	gtdp->given_up |= pass.given_up;
+	if (pass.arrived && gtdp->given_up) {
+		gtdp->given_up = false;
 		gtdp_resume(kvm);
+	}
 	gtdp->waiting = pass.waiting;
 	gtdp->vain = !pass.arrived;
 	gtdp->nomem_sleep = !pass.nomem ? 0 :

@@ -43,8 +43,6 @@
 #define NR_POPULATORS	2
 #define NR_PAGEOUTS	3
 
-#define NX_HUGE_PAGES	"/sys/module/kvm/parameters/nx_huge_pages"
-
 enum mode {
 	BITMAP,
 	CLEAR,
@@ -523,47 +521,13 @@ static bool executed(struct env *env)
 	return true;
 }
 
-static char nx_huge_pages[8];
-
-static bool set_nx_huge_pages(const char *value)
-{
-	int fd = open(NX_HUGE_PAGES, O_WRONLY);
-	bool done = fd >= 0 && write(fd, value, strlen(value)) == strlen(value);
-
-	if (fd >= 0)
-		close(fd);
-	return done;
-}
-
-static void restore_nx_huge_pages(void)
-{
-	set_nx_huge_pages(nx_huge_pages);
-}
-
-static bool force_nx_huge_pages(void)
-{
-	int fd = open(NX_HUGE_PAGES, O_RDONLY);
-	bool done = fd >= 0 && read(fd, nx_huge_pages, sizeof(nx_huge_pages) - 1) > 0;
-
-	if (fd >= 0)
-		close(fd);
-	if (!done || !set_nx_huge_pages("force")) {
-		ksft_print_msg("nx_huge_pages can't be set\n");
-		return false;
-	}
-
-	/* For when an assertion fails, too. */
-	atexit(restore_nx_huge_pages);
-	return true;
-}
-
 static bool test_ended_executed(uint64_t features, enum gtdp_backing backing)
 {
 	cpu_set_t cpus, cpu;
 	struct env env;
 	bool done;
 
-	if (!force_nx_huge_pages())
+	if (!gtdp_set_param("nx_huge_pages", "force"))
 		return false;
 
 	/* The follower inherits this. */
@@ -579,7 +543,7 @@ static bool test_ended_executed(uint64_t features, enum gtdp_backing backing)
 	}
 
 	sched_setaffinity(0, sizeof(cpus), &cpus);
-	restore_nx_huge_pages();
+	gtdp_restore_params();
 	return done;
 }
 

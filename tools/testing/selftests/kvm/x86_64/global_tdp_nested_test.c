@@ -8,7 +8,10 @@
  * writes to them: once populated, they must not be writable without further
  * ado.  Without, L2 has a TDP root of its own beside the one that is populated.
  */
+#include <pthread.h>
+#include <sched.h>
 #include <string.h>
+#include <unistd.h>
 #include <sys/mman.h>
 
 #include <linux/bitmap.h>
@@ -48,6 +51,21 @@ enum {
 #define ROUNDS		4
 #define L2_STACK_SIZE	256
 
+/* Memslots of the same memory, for the host's work on a page of it to take time. */
+#define NR_ALIASES	8
+
+/* VMs in which to try to meet a race that there is once in the life of a VM. */
+#define RACES		20
+
+/* Huge pages with code in them: all but those with the nested page tables. */
+#define FIRST_CODE	(SZ_2M / PAGE_SIZE)
+#define END_CODE	NESTED_ROOT
+#define NR_CODE		((END_CODE - FIRST_CODE) / REGION)
+
+/* Recover one page table of each list, and leave time to notice. */
+#define NX_RATIO	"1000"
+#define NX_PERIOD_MS	"1000"
+
 /* NPT's Present, Writable and User are EPT's Read, Write and Execute. */
 #define NESTED_TABLE	7ULL
 #define NESTED_LARGE	BIT_ULL(7)
@@ -65,6 +83,8 @@ static struct {
 	uint64_t small_entry;
 	uint64_t large_entry;
 	uint64_t value;
+	bool l1_executes;
+	bool l2_executes;
 } cmd;
 
 static uint64_t seen_small, seen_large;
@@ -82,6 +102,14 @@ static uint64_t *l1_page(uint64_t page)
 	return (void *)(GTDP_GPA + page * PAGE_SIZE);
 }
 
+static void execute(void)
+{
+	uint64_t page;
+
+	for (page = FIRST_CODE; page < END_CODE; page += REGION)
+		((void (*)(void))((void *)l1_page(page) + GTDP_CODE_OFFSET))();
+}
+
 static void l2_access(void)
 {
 	uint64_t *small = (void *)L2_SMALL, *large = (void *)L2_LARGE;
@@ -90,6 +118,9 @@ static void l2_access(void)
 	WRITE_ONCE(seen_large, READ_ONCE(*large));
 	WRITE_ONCE(small[1], READ_ONCE(cmd.value));
 	WRITE_ONCE(large[1], READ_ONCE(cmd.value));
+
+	if (READ_ONCE(cmd.l2_executes))
+		execute();
 }
 
 static void l2_main(void)
@@ -106,8 +137,11 @@ static void l2_main(void)
 	}
 }
 
-static void change_entries(void)
+static void l1_access(void)
 {
+	if (READ_ONCE(cmd.l1_executes))
+		execute();
+
 	if (!READ_ONCE(cmd.nested_paging))
 		return;
 
@@ -128,7 +162,7 @@ static void l1_svm(struct svm_test_data *svm)
 
 	for (;;) {
 		GUEST_SYNC(IN_L1);
-		change_entries();
+		l1_access();
 
 		vmcb->control.tlb_ctl = TLB_CONTROL_FLUSH_ALL_ASID;
 		run_guest(vmcb, svm->vmcb_gpa);
@@ -161,7 +195,7 @@ static void l1_vmx(struct vmx_pages *vmx)
 
 	for (;;) {
 		GUEST_SYNC(IN_L1);
-		change_entries();
+		l1_access();
 		if (READ_ONCE(cmd.nested_paging))
 			invept_all();
 
@@ -223,8 +257,9 @@ static void sync_cmd(struct env *env, uint64_t round)
 	guest->value = round + 1;
 }
 
-static bool __env_create(struct env *env, bool nested_paging, enum gtdp_backing backing,
-			 uint64_t features)
+/* If @turned_off, the features are enabled, and then none is. */
+static bool ___env_create(struct env *env, bool nested_paging, enum gtdp_backing backing,
+			  uint64_t features, bool turned_off)
 {
 	bool svm = kvm_cpu_has(X86_FEATURE_SVM);
 	vm_vaddr_t data;
@@ -243,7 +278,11 @@ static bool __env_create(struct env *env, bool nested_paging, enum gtdp_backing 
 	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
 	make_nested_tables(env);
 
-	env->vm = gtdp_vm_create(features, 1, &env->vcpu);
+	env->vm = gtdp_vm_create_bare(1);
+	vm_enable_cap(env->vm, KVM_CAP_GLOBAL_TDP, features);
+	if (turned_off)
+		vm_enable_cap(env->vm, KVM_CAP_GLOBAL_TDP, 0);
+	gtdp_vm_add_vcpus(env->vm, 1, &env->vcpu);
 	if (svm)
 		vcpu_alloc_svm(env->vm, &data);
 	else
@@ -253,6 +292,12 @@ static bool __env_create(struct env *env, bool nested_paging, enum gtdp_backing 
 
 	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
 	return true;
+}
+
+static bool __env_create(struct env *env, bool nested_paging, enum gtdp_backing backing,
+			 uint64_t features)
+{
+	return ___env_create(env, nested_paging, backing, features, false);
 }
 
 static bool env_create(struct env *env, bool nested_paging, enum gtdp_backing backing)
@@ -490,6 +535,227 @@ static bool test_log_ended(uint64_t features)
 	return true;
 }
 
+static bool in_l1, begun, changing;
+
+static void pin_to(const cpu_set_t *cpus, int nr)
+{
+	cpu_set_t set;
+	int cpu;
+
+	for (cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+		if (!CPU_ISSET(cpu, cpus) || nr--)
+			continue;
+		CPU_ZERO(&set);
+		CPU_SET(cpu, &set);
+		sched_setaffinity(0, sizeof(set), &set);
+		return;
+	}
+}
+
+static void *populate_thread(void *arg)
+{
+	struct env *env = arg;
+
+	WRITE_ONCE(begun, true);
+	gtdp_populate(env->vm, GTDP_GPA, MEM_SIZE);
+	return NULL;
+}
+
+static void *age_thread(void *arg)
+{
+	WRITE_ONCE(begun, true);
+	gtdp_age();
+	return NULL;
+}
+
+/*
+ * L2 runs while the memslot's change waits for those who may use the old one.  L1
+ * has run in this thread, as KVM waits for RCU when a vCPU comes to another.
+ */
+static void *l2_thread(void *arg)
+{
+	run_until(arg, IN_L1);
+	WRITE_ONCE(in_l1, true);
+
+	while (!READ_ONCE(changing))
+		sched_yield();
+
+	run_until(arg, IN_L2);
+	return NULL;
+}
+
+/*
+ * The first nested guest is entered when a memslot has just been replaced, with
+ * other flags, and @user still uses the old one, which lacks what KVM then
+ * allocates to shadow L1's tables.  Two CPUs: one is the user's, the other is left
+ * to L2 as soon as the change has to wait.
+ */
+static bool test_first_l2(uint64_t features, int nr_aliases, void *(*user)(void *arg))
+{
+	uint32_t slot = GTDP_SLOT + nr_aliases;
+	pthread_t other, l2;
+	struct env env;
+	cpu_set_t cpus;
+	uint64_t gpa;
+	int i, j;
+
+	sched_getaffinity(0, sizeof(cpus), &cpus);
+
+	for (i = 0; i < RACES; i++) {
+		if (!__env_create(&env, true, GTDP_ANON, features))
+			return false;
+
+		for (j = 1, gpa = GTDP_GPA; j <= nr_aliases; j++) {
+			gpa += MEM_SIZE;
+			gtdp_add_slot(env.vm, GTDP_SLOT + j, 0, gpa, &env.mem);
+		}
+		sync_cmd(&env, 0);
+		gtdp_prefault(env.vcpu, (uint64_t)l1_page(NESTED_ROOT), SZ_2M);
+
+		WRITE_ONCE(in_l1, false);
+		WRITE_ONCE(begun, false);
+		WRITE_ONCE(changing, false);
+		pin_to(&cpus, 0);
+		pthread_create(&l2, NULL, l2_thread, &env);
+		while (!READ_ONCE(in_l1))
+			usleep(1000);
+		pin_to(&cpus, 1);
+		pthread_create(&other, NULL, user, &env);
+		pin_to(&cpus, 0);
+
+		while (!READ_ONCE(begun))
+			asm volatile("pause");
+		if (nr_aliases)
+			usleep(10000);
+		WRITE_ONCE(changing, true);
+		gtdp_add_slot(env.vm, slot, KVM_MEM_LOG_DIRTY_PAGES, gpa, &env.mem);
+
+		pthread_join(other, NULL);
+		pthread_join(l2, NULL);
+		check_l2(&env, 0);
+
+		/* And what L1 writes to its tables is noticed, as ever. */
+		sync_cmd(&env, 1);
+		run_until(&env, IN_L1);
+		run_until(&env, IN_L2);
+		check_l2(&env, 1);
+
+		sched_setaffinity(0, sizeof(cpus), &cpus);
+		env_destroy(&env);
+	}
+
+	return true;
+}
+
+static bool test_first_l2_populate(void)
+{
+	return test_first_l2(KVM_GLOBAL_TDP_POPULATE, 0, populate_thread);
+}
+
+/*
+ * Without Global TDP, that is: with it, what the host ages is looked up anew for
+ * that part of it that wants what is allocated.
+ */
+static bool test_first_l2_age(void)
+{
+	if (gtdp_enabled_by_default() || access(GTDP_LRU_GEN, W_OK))
+		return false;
+
+	return test_first_l2(0, NR_ALIASES, age_thread);
+}
+
+static void l1_and_l2_execute(struct env *env, bool l1, bool l2)
+{
+	typeof(cmd) *guest = addr_gva2hva(env->vm, (vm_vaddr_t)&cmd);
+
+	guest->l1_executes = l1;
+	guest->l2_executes = l2;
+}
+
+/* Have KVM recover huge pages, until at least @nr have been. */
+static void recover_nx(struct env *env, uint64_t nr)
+{
+	uint64_t splits = gtdp_vm_stat(env->vm, "nx_lpage_splits");
+
+	gtdp_set_param("nx_huge_pages_recovery_ratio", NX_RATIO);
+	while (gtdp_vm_stat(env->vm, "nx_lpage_splits") > splits - nr)
+		usleep(1000);
+	gtdp_set_param("nx_huge_pages_recovery_ratio", "0");
+}
+
+static bool nx_recovery(struct env *env)
+{
+	uint64_t page, splits;
+
+	if (gtdp_huge_bytes(env->mem.hva) < MEM_SIZE) {
+		ksft_print_msg("no huge pages\n");
+		return false;
+	}
+
+	for (page = FIRST_CODE; page < END_CODE; page += REGION)
+		gtdp_make_code(hva_of(env, page), 1);
+	sync_cmd(env, 0);
+	run_until(env, IN_L1);
+
+	l1_and_l2_execute(env, true, true);
+	run_until(env, IN_L2);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "nx_lpage_splits"), 2 * NR_CODE);
+
+	recover_nx(env, 2);
+
+	/* L1's are split again, so that only L2's are missing. */
+	l1_and_l2_execute(env, true, false);
+	run_until(env, IN_L1);
+	run_until(env, IN_L2);
+	splits = gtdp_vm_stat(env->vm, "nx_lpage_splits");
+	TEST_ASSERT(splits >= NR_CODE && splits < 2 * NR_CODE,
+		    "%lu of %lu huge pages are split: none of L2's recovered", splits,
+		    2 * NR_CODE);
+
+	/* In the end, all are recovered. */
+	gtdp_set_param("nx_huge_pages_recovery_period_ms", "1");
+	recover_nx(env, splits);
+	return true;
+}
+
+/*
+ * Huge pages that L1 and L2 have executed from, and that are split for that, are
+ * recovered some at a time.  However many L1's are, L2's get their turn: those of
+ * L1, in page tables of the TDP MMU, have a list of their own.
+ *
+ * So they do in a VM that has been turned off again, which is a way to tell that
+ * it is locked as it was before.
+ */
+static bool test_nx_recovery(bool turned_off)
+{
+	struct env env;
+	bool done;
+
+	if (!gtdp_set_param("nx_huge_pages", "force") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_ratio", "0") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_period_ms", NX_PERIOD_MS))
+		return false;
+
+	done = ___env_create(&env, true, GTDP_THP, KVM_GLOBAL_TDP_POPULATE, turned_off);
+	if (done) {
+		done = nx_recovery(&env);
+		env_destroy(&env);
+	}
+
+	gtdp_restore_params();
+	return done;
+}
+
+static bool test_nx_recovery_on(void)
+{
+	return test_nx_recovery(false);
+}
+
+static bool test_nx_recovery_turned_off(void)
+{
+	return test_nx_recovery(true);
+}
+
 static bool test_nested_paging(void)
 {
 	return test_l2(true, GTDP_ANON, false);
@@ -552,6 +818,10 @@ static const struct gtdp_test tests[] = {
 	{ "dirty log ended, no nested paging, huge pages", test_no_nested_paging_log_ended },
 	{ "dirty log ended, no nested paging, huge pages, follower",
 	  test_no_nested_paging_log_ended_follower },
+	{ "first nested guest, memslot replaced while it is populated", test_first_l2_populate },
+	{ "first nested guest, memslot replaced while it is aged", test_first_l2_age },
+	{ "NX recovery", test_nx_recovery_on },
+	{ "NX recovery, turned off again", test_nx_recovery_turned_off },
 };
 
 /* Takes part of the name of a test, to leave out all others. */

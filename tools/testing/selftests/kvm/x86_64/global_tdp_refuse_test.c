@@ -3,12 +3,15 @@
  * Proves that population leaves alone what only the fault path can decide on,
  * and goes on around it: poisoned pages, mappings of devices.  A vCPU that
  * touches them gets what it gets without Global TDP.  Also that a mapping of a
- * file that is open for reading only is read-only for the guest.
+ * file that is open for reading only is read-only for the guest, and that what is
+ * mapped by the time that a fault is done is left alone by that, too.
  *
  * See global_tdp_populate_test for other memory that is not accessible.
  */
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <time.h>
 
 #include "test_util.h"
 #include "kvm_util.h"
@@ -25,6 +28,10 @@
 /* The BIOS, of which any PC has one. */
 #define BIOS_ADDRESS	0xf0000
 #define BIOS_SIZE	SZ_64K
+
+/* How often a memslot is created, and in which time after the vCPU has begun. */
+#define NR_CREATED	100
+#define CREATED_NS	1000000
 
 static void *sigbus_addr;
 static int sigbus_code;
@@ -206,12 +213,107 @@ static bool test_readonly_file(void)
 	return true;
 }
 
+struct race {
+	struct kvm_vm *vm;
+	struct gtdp_mem mem;
+	uint64_t begin_ns;
+	bool go, read;
+};
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * NSEC_PER_SEC + now.tv_nsec;
+}
+
+static void *create_soon(void *arg)
+{
+	struct race *race = arg;
+
+	while (!READ_ONCE(race->go) || now_ns() < race->begin_ns)
+		;
+	gtdp_add_slot(race->vm, GTDP_SLOT, 0, GTDP_GPA, &race->mem);
+	return NULL;
+}
+
+static void *populate_soon(void *arg)
+{
+	struct race *race = arg;
+	struct kvm_populate_memory range;
+
+	do {
+		range = (struct kvm_populate_memory) { .gpa = GTDP_GPA, .size = PAGE_SIZE };
+	} while (__vm_ioctl(race->vm, KVM_POPULATE_MEMORY, &range) && !READ_ONCE(race->read));
+	return NULL;
+}
+
+/* Whether there is a memslot by then or not, the guest gets some answer. */
+static void read_page(struct kvm_vcpu *vcpu)
+{
+	gtdp_set_job(vcpu, (struct gtdp_job) {
+		.op = GTDP_READ,
+		.gpa = GTDP_GPA,
+		.nr = 1,
+		.step = 1,
+	});
+	do {
+		vcpu_run(vcpu);
+	} while (vcpu->run->exit_reason == KVM_EXIT_MMIO);
+	gtdp_finish_job(vcpu);
+}
+
+/*
+ * A memslot is created while a vCPU's fault, which has found none, is on its way;
+ * the page is mapped before the fault is done, and remains so.
+ */
+static bool test_created(void)
+{
+	pthread_t creator, populator;
+	struct kvm_vcpu *vcpu;
+	struct race race;
+	uint64_t nr_code;
+	int i;
+
+	race.vm = create(&vcpu, KVM_GLOBAL_TDP_POPULATE);
+	nr_code = gtdp_nr_mapped(race.vm);
+	/* A vCPU that is run by another thread than before takes long to begin. */
+	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, 0, 0);
+
+	gtdp_mem_alloc(&race.mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(race.mem.hva, NR_PAGES, HOST_TAG);
+
+	for (i = 0; i < NR_CREATED; i++) {
+		race.go = race.read = false;
+		pthread_create(&populator, NULL, populate_soon, &race);
+		pthread_create(&creator, NULL, create_soon, &race);
+
+		/* Anywhere in what the fault may take. */
+		race.begin_ns = now_ns() + i * CREATED_NS / NR_CREATED;
+		WRITE_ONCE(race.go, true);
+		read_page(vcpu);
+		pthread_join(creator, NULL);
+		WRITE_ONCE(race.read, true);
+		pthread_join(populator, NULL);
+
+		gtdp_populate(race.vm, GTDP_GPA + PAGE_SIZE, MEM_SIZE - PAGE_SIZE);
+		TEST_ASSERT_EQ(gtdp_nr_mapped(race.vm), nr_code + NR_PAGES);
+		gtdp_delete_slot(race.vm, GTDP_SLOT);
+	}
+
+	kvm_vm_free(race.vm);
+	gtdp_mem_free(&race.mem);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "poisoned", test_poison_before },
 	{ "poisoned when populated", test_poison_after },
 	{ "poisoned memfd", test_poison_memfd },
 	{ "device memory", test_device },
 	{ "file open for reading", test_readonly_file },
+	{ "memslot created under a fault", test_created },
 };
 
 int main(void)

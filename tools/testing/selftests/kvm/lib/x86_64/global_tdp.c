@@ -25,14 +25,21 @@
 
 #define MAX_VCPUS	8
 
-/* Where in a page there is code, if any: apart from what is written there. */
-#define CODE_OFFSET	64
 #define RET		0xc3
 
 /* Bound of what should take a fraction of a second, if not emulated. */
 #define WAIT_SECONDS	120
 
 #define CGROUPS		"/sys/fs/cgroup"
+#define PARAMS		"/sys/module/kvm/parameters"
+#define MAX_PARAMS	4
+
+/* What the parameters that were set had been before, in that order. */
+static struct {
+	const char *name;
+	char value[16];
+} params[MAX_PARAMS];
+static int nr_params;
 
 /* One mailbox per vCPU, in the guest's copy of the variable. */
 static struct gtdp_job jobs[MAX_VCPUS];
@@ -97,7 +104,7 @@ static void guest_do_job(const struct gtdp_job *job)
 		break;
 	case GTDP_EXEC:
 		for_each_page()
-			((void (*)(void))((void *)page + CODE_OFFSET))();
+			((void (*)(void))((void *)page + GTDP_CODE_OFFSET))();
 		break;
 	}
 }
@@ -391,7 +398,7 @@ void gtdp_make_code(void *hva, uint64_t nr)
 	uint64_t i;
 
 	for (i = 0; i < nr; i++)
-		*(uint8_t *)(hva + i * PAGE_SIZE + CODE_OFFSET) = RET;
+		*(uint8_t *)(hva + i * PAGE_SIZE + GTDP_CODE_OFFSET) = RET;
 }
 
 void gtdp_check(void *hva, uint64_t nr, uint64_t tag)
@@ -511,6 +518,40 @@ void gtdp_drain_lru(void)
 	*(char *)(page + 2 * SZ_2M - 1) = 1;
 	madvise((void *)align_up((uintptr_t)page, SZ_2M), SZ_2M, MADV_COLLAPSE);
 	munmap(page, 2 * SZ_2M);
+}
+
+/* The command is: + memcg node max_gen swap force_scan */
+void gtdp_age(void)
+{
+	unsigned long value, memcg = 0, node = 0, gen = 0;
+	char line[512], path[256], own[256] = "/";
+	bool found = false;
+	FILE *file;
+
+	file = fopen("/proc/self/cgroup", "r");
+	while (file && fgets(line, sizeof(line), file))
+		sscanf(line, "0::%255s", own);
+	if (file)
+		fclose(file);
+
+	file = fopen(GTDP_LRU_GEN, "r");
+	TEST_ASSERT(file, "Can't read " GTDP_LRU_GEN);
+	while (fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "memcg %lu %255s", &value, path) == 2) {
+			found = !strcmp(path, own);
+			memcg = found ? value : memcg;
+		} else if (found && sscanf(line, " node %lu", &value) == 1) {
+			node = value;
+		} else if (found && sscanf(line, " %lu", &value) == 1) {
+			gen = value;
+		}
+	}
+	fclose(file);
+
+	snprintf(line, sizeof(line), "+ %lu %lu %lu 1 1", memcg, node, gen);
+	file = fopen(GTDP_LRU_GEN, "w");
+	TEST_ASSERT(file && fputs(line, file) >= 0 && !fclose(file),
+		    "Can't write '%s' to " GTDP_LRU_GEN, line);
 }
 
 /*
@@ -763,6 +804,54 @@ bool gtdp_write_file(const char *dir, const char *name, const char *text)
 	r = write(fd, text, strlen(text));
 	close(fd);
 	return r == strlen(text);
+}
+
+void gtdp_restore_params(void)
+{
+	while (nr_params) {
+		nr_params--;
+		gtdp_write_file(PARAMS, params[nr_params].name, params[nr_params].value);
+	}
+}
+
+static bool save_param(const char *name)
+{
+	static bool registered;
+	char path[PATH_MAX];
+	FILE *file;
+	bool found;
+	int i;
+
+	for (i = 0; i < nr_params; i++) {
+		if (!strcmp(params[i].name, name))
+			return true;
+	}
+	TEST_ASSERT(nr_params < MAX_PARAMS, "Too many parameters");
+
+	snprintf(path, sizeof(path), PARAMS "/%s", name);
+	file = fopen(path, "r");
+	if (!file)
+		return false;
+	found = fgets(params[nr_params].value, sizeof(params[nr_params].value), file);
+	fclose(file);
+	if (!found)
+		return false;
+	params[nr_params++].name = name;
+
+	/* For when an assertion fails, too. */
+	if (!registered)
+		atexit(gtdp_restore_params);
+	registered = true;
+	return true;
+}
+
+bool gtdp_set_param(const char *name, const char *value)
+{
+	if (save_param(name) && gtdp_write_file(PARAMS, name, value))
+		return true;
+
+	ksft_print_msg("%s can't be set\n", name);
+	return false;
 }
 
 /*
