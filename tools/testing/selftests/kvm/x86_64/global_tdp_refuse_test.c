@@ -285,7 +285,8 @@ static bool test_created(void)
 	gtdp_stamp(race.mem.hva, NR_PAGES, HOST_TAG);
 
 	for (i = 0; i < NR_CREATED; i++) {
-		race.go = race.read = false;
+		race.go = false;
+		race.read = false;
 		pthread_create(&populator, NULL, populate_soon, &race);
 		pthread_create(&creator, NULL, create_soon, &race);
 
