@@ -17,7 +17,7 @@ MODULE_PARM_DESC(function, "Name of the function that is to return late");
 
 static unsigned int usecs = 100;
 module_param(usecs, uint, 0444);
-MODULE_PARM_DESC(usecs, "By how much, 1 to 1000");
+MODULE_PARM_DESC(usecs, "By how much, 1 to 20000");
 
 static unsigned long delayed;
 module_param(delayed, ulong, 0444);
@@ -25,7 +25,8 @@ MODULE_PARM_DESC(delayed, "How often it did so far");
 
 static int delay(struct kretprobe_instance *instance, struct pt_regs *regs)
 {
-	udelay(usecs);
+	mdelay(usecs / 1000);
+	udelay(usecs % 1000);
 	delayed++;
 	return 0;
 }
@@ -37,7 +38,7 @@ static struct kretprobe probe = {
 
 static int __init lab_delay_init(void)
 {
-	if (!function || !usecs || usecs > 1000)
+	if (!function || !usecs || usecs > 20000)
 		return -EINVAL;
 
 	probe.kp.symbol_name = function;

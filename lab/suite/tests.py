@@ -69,6 +69,7 @@ reach; a device to assign."""
 _DELAYED = {
     "locking": ("make_spte", 200),
     "churn": ("kvm_mmu_notifier_invalidate_range_start", 200),
+    "nested": ("fast_page_fault", 5000),
     "refuse": ("kvm_mmu_topup_memory_cache", 1000),
 }
 """Tests of the series that are run again with a function of the kernel returning late, by

@@ -51,11 +51,13 @@ enum {
 #define ROUNDS		4
 #define L2_STACK_SIZE	256
 
-/* Memslots of the same memory, for the host's work on a page of it to take time. */
-#define NR_ALIASES	8
-
 /* VMs in which to try to meet a race that there is once in the life of a VM. */
-#define RACES		20
+#define RACES		5
+
+/* Memory that a vCPU faults on meanwhile, of a memslot that is replaced. */
+#define OTHER_SLOT	(GTDP_SLOT + 1)
+#define OTHER_GPA	(GTDP_GPA + MEM_SIZE)
+#define NR_OTHER	50
 
 /* Huge pages with code in them: all but those with the nested page tables. */
 #define FIRST_CODE	(SZ_2M / PAGE_SIZE)
@@ -92,6 +94,8 @@ static uint64_t seen_small, seen_large;
 struct env {
 	struct kvm_vm *vm;
 	struct kvm_vcpu *vcpu;
+	/* Runs the jobs of the library, if at all. */
+	struct kvm_vcpu *other;
 	struct gtdp_mem mem;
 	bool nested_paging;
 	uint64_t leaf_flags;
@@ -262,6 +266,7 @@ static bool ___env_create(struct env *env, bool nested_paging, enum gtdp_backing
 			  uint64_t features, bool turned_off)
 {
 	bool svm = kvm_cpu_has(X86_FEATURE_SVM);
+	struct kvm_vcpu *vcpus[2];
 	vm_vaddr_t data;
 
 	if (!svm && (!kvm_cpu_has(X86_FEATURE_VMX) || (nested_paging && !kvm_cpu_has_ept())))
@@ -278,11 +283,13 @@ static bool ___env_create(struct env *env, bool nested_paging, enum gtdp_backing
 	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
 	make_nested_tables(env);
 
-	env->vm = gtdp_vm_create_bare(1);
+	env->vm = gtdp_vm_create_bare(ARRAY_SIZE(vcpus));
 	vm_enable_cap(env->vm, KVM_CAP_GLOBAL_TDP, features);
 	if (turned_off)
 		vm_enable_cap(env->vm, KVM_CAP_GLOBAL_TDP, 0);
-	gtdp_vm_add_vcpus(env->vm, 1, &env->vcpu);
+	gtdp_vm_add_vcpus(env->vm, ARRAY_SIZE(vcpus), vcpus);
+	env->vcpu = vcpus[0];
+	env->other = vcpus[1];
 	if (svm)
 		vcpu_alloc_svm(env->vm, &data);
 	else
@@ -535,102 +542,68 @@ static bool test_log_ended(uint64_t features)
 	return true;
 }
 
-static bool in_l1, begun, changing;
+static bool in_l1, entering, written;
 
-static void pin_to(const cpu_set_t *cpus, int nr)
-{
-	cpu_set_t set;
-	int cpu;
-
-	for (cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-		if (!CPU_ISSET(cpu, cpus) || nr--)
-			continue;
-		CPU_ZERO(&set);
-		CPU_SET(cpu, &set);
-		sched_setaffinity(0, sizeof(set), &set);
-		return;
-	}
-}
-
-static void *populate_thread(void *arg)
-{
-	struct env *env = arg;
-
-	WRITE_ONCE(begun, true);
-	gtdp_populate(env->vm, GTDP_GPA, MEM_SIZE);
-	return NULL;
-}
-
-static void *age_thread(void *arg)
-{
-	WRITE_ONCE(begun, true);
-	gtdp_age();
-	return NULL;
-}
-
-/*
- * L2 runs while the memslot's change waits for those who may use the old one.  L1
- * has run in this thread, as KVM waits for RCU when a vCPU comes to another.
- */
+/* L1 has run in this thread, as KVM waits for RCU when a vCPU comes to another. */
 static void *l2_thread(void *arg)
 {
 	run_until(arg, IN_L1);
 	WRITE_ONCE(in_l1, true);
 
-	while (!READ_ONCE(changing))
+	while (!READ_ONCE(entering))
 		sched_yield();
 
 	run_until(arg, IN_L2);
 	return NULL;
 }
 
-/*
- * The first nested guest is entered when a memslot has just been replaced, with
- * other flags, and @user still uses the old one, which lacks what KVM then
- * allocates to shadow L1's tables.  Two CPUs: one is the user's, the other is left
- * to L2 as soon as the change has to wait.
- */
-static bool test_first_l2(uint64_t features, int nr_aliases, void *(*user)(void *arg))
+/* Another vCPU of L1 faults on pages that nobody has mapped, one by one. */
+static void *write_thread(void *arg)
 {
-	uint32_t slot = GTDP_SLOT + nr_aliases;
-	pthread_t other, l2;
-	struct env env;
-	cpu_set_t cpus;
-	uint64_t gpa;
-	int i, j;
+	struct env *env = arg;
 
-	sched_getaffinity(0, sizeof(cpus), &cpus);
+	gtdp_run(env->other, GTDP_STAMP, OTHER_GPA, NR_OTHER, HOST_TAG);
+	WRITE_ONCE(written, true);
+	return NULL;
+}
+
+/*
+ * The first nested guest is entered while a vCPU's fault uses a memslot that has
+ * just been replaced, with other flags, and so lacks what KVM allocates then to
+ * shadow L1's tables.
+ */
+static bool test_first_l2(void)
+{
+	struct gtdp_mem other;
+	pthread_t writer, l2;
+	struct env env;
+	int i, flags;
 
 	for (i = 0; i < RACES; i++) {
-		if (!__env_create(&env, true, GTDP_ANON, features))
+		if (!__env_create(&env, true, GTDP_ANON, KVM_GLOBAL_TDP_POPULATE))
 			return false;
-
-		for (j = 1, gpa = GTDP_GPA; j <= nr_aliases; j++) {
-			gpa += MEM_SIZE;
-			gtdp_add_slot(env.vm, GTDP_SLOT + j, 0, gpa, &env.mem);
-		}
 		sync_cmd(&env, 0);
+		/* What L1 needs on its way to L2 takes no fault. */
+		gtdp_populate_code(env.vm);
 		gtdp_prefault(env.vcpu, (uint64_t)l1_page(NESTED_ROOT), SZ_2M);
+		gtdp_mem_alloc(&other, GTDP_ANON, NR_OTHER * PAGE_SIZE, 0);
+		gtdp_add_slot(env.vm, OTHER_SLOT, 0, OTHER_GPA, &other);
 
 		WRITE_ONCE(in_l1, false);
-		WRITE_ONCE(begun, false);
-		WRITE_ONCE(changing, false);
-		pin_to(&cpus, 0);
+		WRITE_ONCE(entering, false);
+		WRITE_ONCE(written, false);
 		pthread_create(&l2, NULL, l2_thread, &env);
 		while (!READ_ONCE(in_l1))
 			usleep(1000);
-		pin_to(&cpus, 1);
-		pthread_create(&other, NULL, user, &env);
-		pin_to(&cpus, 0);
 
-		while (!READ_ONCE(begun))
-			asm volatile("pause");
-		if (nr_aliases)
-			usleep(10000);
-		WRITE_ONCE(changing, true);
-		gtdp_add_slot(env.vm, slot, KVM_MEM_LOG_DIRTY_PAGES, gpa, &env.mem);
+		pthread_create(&writer, NULL, write_thread, &env);
+		for (flags = 0; !READ_ONCE(written); flags ^= KVM_MEM_LOG_DIRTY_PAGES) {
+			gtdp_add_slot(env.vm, OTHER_SLOT, flags ^ KVM_MEM_LOG_DIRTY_PAGES,
+				      OTHER_GPA, &other);
+			WRITE_ONCE(entering, true);
+		}
 
-		pthread_join(other, NULL);
+		pthread_join(writer, NULL);
 		pthread_join(l2, NULL);
 		check_l2(&env, 0);
 
@@ -639,29 +612,11 @@ static bool test_first_l2(uint64_t features, int nr_aliases, void *(*user)(void 
 		run_until(&env, IN_L1);
 		run_until(&env, IN_L2);
 		check_l2(&env, 1);
-
-		sched_setaffinity(0, sizeof(cpus), &cpus);
 		env_destroy(&env);
+		gtdp_mem_free(&other);
 	}
 
 	return true;
-}
-
-static bool test_first_l2_populate(void)
-{
-	return test_first_l2(KVM_GLOBAL_TDP_POPULATE, 0, populate_thread);
-}
-
-/*
- * Without Global TDP, that is: with it, what the host ages is looked up anew for
- * that part of it that wants what is allocated.
- */
-static bool test_first_l2_age(void)
-{
-	if (gtdp_enabled_by_default() || access(GTDP_LRU_GEN, W_OK))
-		return false;
-
-	return test_first_l2(0, NR_ALIASES, age_thread);
 }
 
 static void l1_and_l2_execute(struct env *env, bool l1, bool l2)
@@ -818,8 +773,7 @@ static const struct gtdp_test tests[] = {
 	{ "dirty log ended, no nested paging, huge pages", test_no_nested_paging_log_ended },
 	{ "dirty log ended, no nested paging, huge pages, follower",
 	  test_no_nested_paging_log_ended_follower },
-	{ "first nested guest, memslot replaced while it is populated", test_first_l2_populate },
-	{ "first nested guest, memslot replaced while it is aged", test_first_l2_age },
+	{ "first nested guest, memslot replaced under a fault", test_first_l2 },
 	{ "NX recovery", test_nx_recovery_on },
 	{ "NX recovery, turned off again", test_nx_recovery_turned_off },
 };
