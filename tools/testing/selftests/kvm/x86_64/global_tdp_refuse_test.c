@@ -217,7 +217,7 @@ struct race {
 	struct kvm_vm *vm;
 	struct gtdp_mem mem;
 	uint64_t begin_ns;
-	bool go, read;
+	bool go;
 };
 
 static uint64_t now_ns(void)
@@ -245,7 +245,7 @@ static void *populate_soon(void *arg)
 
 	do {
 		range = (struct kvm_populate_memory) { .gpa = GTDP_GPA, .size = PAGE_SIZE };
-	} while (__vm_ioctl(race->vm, KVM_POPULATE_MEMORY, &range) && !READ_ONCE(race->read));
+	} while (__vm_ioctl(race->vm, KVM_POPULATE_MEMORY, &range));
 	return NULL;
 }
 
@@ -286,7 +286,6 @@ static bool test_created(void)
 
 	for (i = 0; i < NR_CREATED; i++) {
 		race.go = false;
-		race.read = false;
 		pthread_create(&populator, NULL, populate_soon, &race);
 		pthread_create(&creator, NULL, create_soon, &race);
 
@@ -295,7 +294,6 @@ static bool test_created(void)
 		WRITE_ONCE(race.go, true);
 		read_page(vcpu);
 		pthread_join(creator, NULL);
-		WRITE_ONCE(race.read, true);
 		pthread_join(populator, NULL);
 
 		gtdp_populate(race.vm, GTDP_GPA + PAGE_SIZE, MEM_SIZE - PAGE_SIZE);
