@@ -58,6 +58,7 @@ enum {
 #define OTHER_SLOT	(GTDP_SLOT + 1)
 #define OTHER_GPA	(GTDP_GPA + MEM_SIZE)
 #define NR_OTHER	50
+#define NR_CHANGES	50
 
 /* Huge pages with code in them: all but those with the nested page tables. */
 #define FIRST_CODE	(SZ_2M / PAGE_SIZE)
@@ -577,7 +578,7 @@ static bool test_first_l2(void)
 	struct gtdp_mem other;
 	pthread_t writer, l2;
 	struct env env;
-	int i, flags;
+	int i, j;
 
 	for (i = 0; i < RACES; i++) {
 		if (!__env_create(&env, true, GTDP_ANON, KVM_GLOBAL_TDP_POPULATE))
@@ -597,11 +598,12 @@ static bool test_first_l2(void)
 			usleep(1000);
 
 		pthread_create(&writer, NULL, write_thread, &env);
-		for (flags = 0; !READ_ONCE(written); flags ^= KVM_MEM_LOG_DIRTY_PAGES) {
-			gtdp_add_slot(env.vm, OTHER_SLOT, flags ^ KVM_MEM_LOG_DIRTY_PAGES,
+		for (j = 0; j < NR_CHANGES && !READ_ONCE(written); j++) {
+			gtdp_add_slot(env.vm, OTHER_SLOT, j % 2 ? 0 : KVM_MEM_LOG_DIRTY_PAGES,
 				      OTHER_GPA, &other);
 			WRITE_ONCE(entering, true);
 		}
+		WRITE_ONCE(entering, true);
 
 		pthread_join(writer, NULL);
 		pthread_join(l2, NULL);
