@@ -55,7 +55,7 @@ CASES = (
     Case("touch", "touch, feature off", over_stock=0.5),
     Case("prefault", "prefault, feature off", over_stock=0.5),
     Case("fault_around", "touch, fault-around", at_most=(40, None)),
-    Case("populate", "populate", at_most=(24, 2)),
+    Case("populate", "populate", at_most=(22, 2)),
     Case("populate_touch", "populate, then touch", faults_at_most=1),
     Case("populate_again", "populate again", at_most=(11, 11)),
 )

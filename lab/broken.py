@@ -20,7 +20,7 @@ from lab.suite import tests
 LIST = ROOT / "tests" / "broken.toml"
 DIRECTORY = BUILD / "broken"
 
-_SECONDS = 120
+_SECONDS = 180
 _BOOT = 90
 _EPT_SECONDS = 900
 _SKIPPED = 4

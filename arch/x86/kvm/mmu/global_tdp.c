@@ -393,11 +393,12 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		}
 
 		if (todo == GTDP_NEW && pass->last) {
-			if (gtdp_is_awaited(pass, start))
+			if (gtdp_is_awaited(pass, start)) {
 				pass->waiting = true;
-			else
+			} else {
 				todo = GTDP_GIVEN_UP;
-			pass->given_up |= todo == GTDP_GIVEN_UP;
+				pass->given_up = true;
+			}
 		}
 		gtdp_back_off(&r->wait, &r->backoff,
 			      todo == GTDP_ZAPPED ? GTDP_BACKOFF_ZAPPED : GTDP_BACKOFF_NEW);
@@ -483,6 +484,7 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 			zapped = todo == GTDP_ZAPPED;
 
 			if (gtdp_must_wait(&r->wait) && (zapped || !pass->settle)) {
+				/* No pass follows the last unless something waits. */
 				pass->waiting |= zapped || pass->last;
 				continue;
 			}

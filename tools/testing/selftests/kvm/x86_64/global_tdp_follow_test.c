@@ -32,7 +32,7 @@
 /* More than a follower sleeps in three passes. */
 #define SETTLE_USECS	1000000
 
-/* Enough for a follower to give up what was zapped. */
+/* Enough for a follower to look for what was zapped a few times, in vain. */
 #define DISCARDED_USECS	5000000
 
 /* Little enough to meet a follower that is at work. */
@@ -452,8 +452,8 @@ static bool test_sparse(void)
 
 /*
  * The destination of a postcopy migration: the VMM discards all that it has been
- * sent, and gets it again, slowly, for longer than the follower looks out for
- * what was zapped.
+ * sent, and gets it again, slowly, when the follower has looked for what was
+ * zapped a few times in vain.
  */
 static bool test_discarded(void)
 {

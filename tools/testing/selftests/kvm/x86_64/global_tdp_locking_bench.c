@@ -38,6 +38,7 @@
 #define FAULT_PERIOD_US	250
 
 #define NX_PARAM	"/sys/module/kvm/parameters/nx_huge_pages"
+#define LRU_GEN		"/sys/kernel/debug/lru_gen"
 
 enum guest_op {
 	GUEST_NOTHING,
@@ -158,6 +159,38 @@ static void storm_notifier(void)
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
 }
 
+/* The multi-gen LRU's debug interface: + memcg node max_gen swap force_scan */
+static void storm_age(void)
+{
+	unsigned long value, memcg = 0, node = 0, gen = 0;
+	char line[512], path[256], own[256] = "/";
+	bool found = false;
+	FILE *file;
+
+	file = fopen("/proc/self/cgroup", "r");
+	while (file && fgets(line, sizeof(line), file))
+		sscanf(line, "0::%255s", own);
+	if (file)
+		fclose(file);
+
+	file = fopen(LRU_GEN, "r");
+	TEST_ASSERT(file, "Can't read " LRU_GEN);
+	while (fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "memcg %lu %255s", &value, path) == 2) {
+			found = !strcmp(path, own);
+			memcg = found ? value : memcg;
+		} else if (found && sscanf(line, " node %lu", &value) == 1) {
+			node = value;
+		} else if (found && sscanf(line, " %lu", &value) == 1) {
+			gen = value;
+		}
+	}
+	fclose(file);
+
+	snprintf(line, sizeof(line), "+ %lu %lu %lu 1 1", memcg, node, gen);
+	write_file(LRU_GEN, line);
+}
+
 static void prepare_log(void)
 {
 	set_slot_flags(KVM_MEM_LOG_DIRTY_PAGES);
@@ -210,7 +243,7 @@ static void restore_nx(void)
 
 static const struct path paths[] = {
 	{ "notifier", GTDP_ANON, POPULATE, .storm = storm_notifier },
-	{ "age", GTDP_ANON, POPULATE, .storm = gtdp_age, .needs = GTDP_LRU_GEN },
+	{ "age", GTDP_ANON, POPULATE, .storm = storm_age, .needs = LRU_GEN },
 	{ "clear_log", GTDP_ANON, POPULATE, .prepare = prepare_log,
 	  .storm = storm_clear_log },
 	{ "delete", GTDP_ANON, POPULATE, .storm = storm_delete },

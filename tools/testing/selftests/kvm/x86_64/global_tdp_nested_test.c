@@ -63,11 +63,14 @@ enum {
 /* Huge pages with code in them: all but those with the nested page tables. */
 #define FIRST_CODE	(SZ_2M / PAGE_SIZE)
 #define END_CODE	NESTED_ROOT
-#define NR_CODE		((END_CODE - FIRST_CODE) / REGION)
+#define NR_CODE		((uint64_t)(END_CODE - FIRST_CODE) / REGION)
 
 /* Recover one page table of each list, and leave time to notice. */
 #define NX_RATIO	"1000"
 #define NX_PERIOD_MS	"1000"
+
+/* Plenty of time for KVM to do so, however slow the machine. */
+#define RECOVERY_MSECS	60000
 
 /* NPT's Present, Writable and User are EPT's Read, Write and Execute. */
 #define NESTED_TABLE	7ULL
@@ -263,8 +266,8 @@ static void sync_cmd(struct env *env, uint64_t round)
 }
 
 /* If @turned_off, the features are enabled, and then none is. */
-static bool ___env_create(struct env *env, bool nested_paging, enum gtdp_backing backing,
-			  uint64_t features, bool turned_off)
+static bool __env_create(struct env *env, bool nested_paging, enum gtdp_backing backing,
+			 uint64_t features, bool turned_off)
 {
 	bool svm = kvm_cpu_has(X86_FEATURE_SVM);
 	struct kvm_vcpu *vcpus[2];
@@ -302,16 +305,10 @@ static bool ___env_create(struct env *env, bool nested_paging, enum gtdp_backing
 	return true;
 }
 
-static bool __env_create(struct env *env, bool nested_paging, enum gtdp_backing backing,
-			 uint64_t features)
-{
-	return ___env_create(env, nested_paging, backing, features, false);
-}
-
 static bool env_create(struct env *env, bool nested_paging, enum gtdp_backing backing)
 {
 	return __env_create(env, nested_paging, backing,
-			    KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FAULT_AROUND);
+			    KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_FAULT_AROUND, false);
 }
 
 static void env_destroy(struct env *env)
@@ -502,7 +499,7 @@ static bool test_log_ended(uint64_t features)
 	uint64_t small, huge, faults, round;
 	struct env env;
 
-	if (!__env_create(&env, false, GTDP_THP, features))
+	if (!__env_create(&env, false, GTDP_THP, features, false))
 		return false;
 
 	populate(&env);
@@ -581,7 +578,7 @@ static bool test_first_l2(void)
 	int i, j;
 
 	for (i = 0; i < RACES; i++) {
-		if (!__env_create(&env, true, GTDP_ANON, KVM_GLOBAL_TDP_POPULATE))
+		if (!__env_create(&env, true, GTDP_ANON, KVM_GLOBAL_TDP_POPULATE, false))
 			return false;
 		sync_cmd(&env, 0);
 		/* What L1 needs on its way to L2 takes no fault. */
@@ -632,11 +629,16 @@ static void l1_and_l2_execute(struct env *env, bool l1, bool l2)
 /* Have KVM recover huge pages, until at least @nr have been. */
 static void recover_nx(struct env *env, uint64_t nr)
 {
-	uint64_t splits = gtdp_vm_stat(env->vm, "nx_lpage_splits");
+	uint64_t splits = gtdp_vm_stat(env->vm, "nx_lpage_splits"), left = splits;
+	int i;
 
 	gtdp_set_param("nx_huge_pages_recovery_ratio", NX_RATIO);
-	while (gtdp_vm_stat(env->vm, "nx_lpage_splits") > splits - nr)
+	for (i = 0; i < RECOVERY_MSECS && left > splits - nr; i++) {
 		usleep(1000);
+		left = gtdp_vm_stat(env->vm, "nx_lpage_splits");
+	}
+	TEST_ASSERT(left <= splits - nr, "%lu of %lu huge pages are recovered, not %lu",
+		    splits - left, splits, nr);
 	gtdp_set_param("nx_huge_pages_recovery_ratio", "0");
 }
 
@@ -693,7 +695,7 @@ static bool test_nx_recovery(bool turned_off)
 	    !gtdp_set_param("nx_huge_pages_recovery_period_ms", NX_PERIOD_MS))
 		return false;
 
-	done = ___env_create(&env, true, GTDP_THP, KVM_GLOBAL_TDP_POPULATE, turned_off);
+	done = __env_create(&env, true, GTDP_THP, KVM_GLOBAL_TDP_POPULATE, turned_off);
 	if (done) {
 		done = nx_recovery(&env);
 		env_destroy(&env);

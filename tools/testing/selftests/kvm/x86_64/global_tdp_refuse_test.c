@@ -216,23 +216,17 @@ static bool test_readonly_file(void)
 struct race {
 	struct kvm_vm *vm;
 	struct gtdp_mem mem;
-	uint64_t begin_ns;
+	struct timespec start;
+	int64_t delay_ns;
 	bool go;
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * NSEC_PER_SEC + now.tv_nsec;
-}
 
 static void *create_soon(void *arg)
 {
 	struct race *race = arg;
 
-	while (!READ_ONCE(race->go) || now_ns() < race->begin_ns)
+	while (!READ_ONCE(race->go) ||
+	       timespec_to_ns(timespec_elapsed(race->start)) < race->delay_ns)
 		;
 	gtdp_add_slot(race->vm, GTDP_SLOT, 0, GTDP_GPA, &race->mem);
 	return NULL;
@@ -242,10 +236,14 @@ static void *populate_soon(void *arg)
 {
 	struct race *race = arg;
 	struct kvm_populate_memory range;
+	int r;
 
 	do {
 		range = (struct kvm_populate_memory) { .gpa = GTDP_GPA, .size = PAGE_SIZE };
-	} while (__vm_ioctl(race->vm, KVM_POPULATE_MEMORY, &range));
+		r = __vm_ioctl(race->vm, KVM_POPULATE_MEMORY, &range);
+		TEST_ASSERT(!r || errno == ENOENT || errno == EAGAIN,
+			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
+	} while (r);
 	return NULL;
 }
 
@@ -290,7 +288,8 @@ static bool test_created(void)
 		pthread_create(&creator, NULL, create_soon, &race);
 
 		/* Anywhere in what the fault may take. */
-		race.begin_ns = now_ns() + i * CREATED_NS / NR_CREATED;
+		race.delay_ns = i * CREATED_NS / NR_CREATED;
+		clock_gettime(CLOCK_MONOTONIC, &race.start);
 		WRITE_ONCE(race.go, true);
 		read_page(vcpu);
 		pthread_join(creator, NULL);

@@ -30,9 +30,6 @@
 /* Where in a page gtdp_make_code() puts it: apart from what is written there. */
 #define GTDP_CODE_OFFSET	64
 
-/* The debug interface of the multi-gen LRU. */
-#define GTDP_LRU_GEN		"/sys/kernel/debug/lru_gen"
-
 /* A VM that is left to the default, i.e. to the module's parameter. */
 #define GTDP_DEFAULT		(~0ULL)
 #define GTDP_ALL		(KVM_GLOBAL_TDP_FOLLOW |	\
@@ -119,8 +116,6 @@ uint64_t gtdp_huge_bytes(void *hva);
 uint64_t gtdp_get_pfns(void *hva, uint64_t nr, uint64_t *pfns);
 bool gtdp_page_flag(uint64_t pfn, unsigned int flag);
 void gtdp_drain_lru(void);
-/* Have the host see what of this cgroup's memory was accessed; wants GTDP_LRU_GEN. */
-void gtdp_age(void);
 uint64_t gtdp_nr_held(const uint64_t *pfns, uint64_t nr);
 
 struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,

@@ -520,40 +520,6 @@ void gtdp_drain_lru(void)
 	munmap(page, 2 * SZ_2M);
 }
 
-/* The command is: + memcg node max_gen swap force_scan */
-void gtdp_age(void)
-{
-	unsigned long value, memcg = 0, node = 0, gen = 0;
-	char line[512], path[256], own[256] = "/";
-	bool found = false;
-	FILE *file;
-
-	file = fopen("/proc/self/cgroup", "r");
-	while (file && fgets(line, sizeof(line), file))
-		sscanf(line, "0::%255s", own);
-	if (file)
-		fclose(file);
-
-	file = fopen(GTDP_LRU_GEN, "r");
-	TEST_ASSERT(file, "Can't read " GTDP_LRU_GEN);
-	while (fgets(line, sizeof(line), file)) {
-		if (sscanf(line, "memcg %lu %255s", &value, path) == 2) {
-			found = !strcmp(path, own);
-			memcg = found ? value : memcg;
-		} else if (found && sscanf(line, " node %lu", &value) == 1) {
-			node = value;
-		} else if (found && sscanf(line, " %lu", &value) == 1) {
-			gen = value;
-		}
-	}
-	fclose(file);
-
-	snprintf(line, sizeof(line), "+ %lu %lu %lu 1 1", memcg, node, gen);
-	file = fopen(GTDP_LRU_GEN, "w");
-	TEST_ASSERT(file && fputs(line, file) >= 0 && !fclose(file),
-		    "Can't write '%s' to " GTDP_LRU_GEN, line);
-}
-
 /*
  * The number of @pfns, once the host's mapping of them is gone, that are not
  * free.  A page of memory that nobody maps anymore, but that someone still has
