@@ -109,8 +109,8 @@ def _lint(_: argparse.Namespace) -> None:
     lint.lint()
 
 
-def _docs(_: argparse.Namespace) -> None:
-    docs.build()
+def _docs(_: argparse.Namespace) -> int:
+    return docs.build()
 
 
 def _clean(_: argparse.Namespace) -> None:

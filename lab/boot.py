@@ -18,10 +18,11 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from lab import debian, params, splat
+from lab import debian, heartbeat, params, splat
 from lab.error import LabError
 from lab.paths import BUILD, ROOT, RUNS, VENV_BIN
 
@@ -54,11 +55,14 @@ MACHINES = {
         options="-machine q35,kernel-irqchip=split -device intel-iommu -device edu",
         prepare=". lab/guest-vfio.sh",
     ),
+    "ticking": Machine(kernel="nohz=off highres=off"),
 }
 """Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
 VM's tables have as many levels as the host's own: five, unless it is told to use four. Four
 reach 48 bits, but memslots may be above that. An IOMMU, and a device in a group of its own,
-is what VFIO takes to assign one to a VM."""
+is what VFIO takes to assign one to a VM. A timer that comes again by itself survives that the
+emulator loses an interrupt, see lab.heartbeat, which it does where a guest of the machine waits
+for interrupts of its own; but nothing is timed more finely than by 4 ms then."""
 
 KEPT_RUNS = 20
 TAIL = 30
@@ -68,6 +72,18 @@ IN_TURNS = "-accel tcg,thread=single"
 memory of guests of the emulated machine while it is zapped, and has run breakpoints of
 the kernel's patching that were gone ("Oops: int3"), with stock modules, too. Most tests
 take as long either way."""
+
+
+class DeadError(LabError):
+    """The emulated machine stood still, and an interrupt did not wake it up."""
+
+
+class Ending(Enum):
+    """Why a machine is no more."""
+
+    BY_ITSELF = 0
+    LATE = 1
+    DEAD = 2
 
 
 @dataclass
@@ -100,6 +116,7 @@ def run(
     machine: str = "default",
     checked: bool = False,
     timeout: float = 600,
+    tries: int = 3,
     log: Path | None = None,
     quiet: bool = False,
 ) -> Result:
@@ -109,18 +126,49 @@ def run(
     as nanoseconds, on one CPU or, in turns, on so many, of which all count. `parallel` has
     CPUs run at the same time, if one wants to know how long that takes. `stock` takes
     the distribution's modules, `checked` ours with assertions. `machine` is one of MACHINES.
-    `timeout` is in seconds and
-    includes the boot. `log` gets a copy of the output. The output also passes on live to
-    stdout, unless `quiet`.
-    LabError: no boot, or a module does not load.
+    `timeout` is in seconds and includes the boot. A machine that stands still is started
+    again, until there were `tries`. `log` gets a copy of the output. The output also passes
+    on live to stdout, unless `quiet`.
+    DeadError: the last one stood still, too. LabError: no boot, or a module does not load.
     """
+    for left in reversed(range(tries)):
+        try:
+            return _run(
+                cmd,
+                size=["--cpus", str(turns if icount else cpus), "--memory", mem],
+                accelerator=ICOUNT if icount else "" if parallel else IN_TURNS,
+                params=params,
+                modules={"stock": stock, "checked": checked},
+                beats=not icount,
+                kind=MACHINES[machine],
+                timeout=timeout,
+                log=log,
+                quiet=quiet,
+            )
+        except DeadError as error:
+            if not left:
+                raise
+            print(f"lab: {error}; starting another", file=sys.stderr, flush=True)
+    raise AssertionError
+
+
+def _run(
+    cmd: str,
+    *,
+    size: list[str],
+    accelerator: str,
+    params: str,
+    modules: dict[str, bool],
+    beats: bool,
+    kind: Machine,
+    timeout: float,
+    log: Path | None,
+    quiet: bool,
+) -> Result:
     directory = new_directory()
-    kind = MACHINES[machine]
     cmd = f"{kind.prepare}\n{cmd}".lstrip()
-    _write_job(directory, cmd, params, stock=stock, checked=checked)
-    size = ["--cpus", str(turns if icount else cpus), "--memory", mem]
-    accelerator = ICOUNT if icount else "" if parallel else IN_TURNS
-    options = f"-cpu {kind.cpu} {kind.options} {accelerator}"
+    _write_job(directory, cmd, params, modules, beats=beats)
+    options = f"-cpu {kind.cpu} {kind.options} {accelerator} {heartbeat.options(directory)}"
     command = [
         *(
             VENV_BIN / "vng",
@@ -136,10 +184,10 @@ def run(
     ]
     sinks: list[IO[bytes]] = [] if quiet else [sys.stdout.buffer]
     with (directory / "output").open("wb") as output:
-        late = pump(command, directory, [*sinks, output], timeout)
+        ending = pump(command, directory, [*sinks, output], timeout)
     if log:
         shutil.copyfile(directory / "output", log)
-    return _judge(directory, timeout if late else None)
+    return _judge(directory, ending, timeout)
 
 
 def add_machine(command: argparse.ArgumentParser, default: str | None = "default") -> None:
@@ -148,7 +196,7 @@ def add_machine(command: argparse.ArgumentParser, default: str | None = "default
         "--machine",
         choices=MACHINES,
         default=default,
-        help="with physical addresses of 52 bits, 4 levels of page tables, or an IOMMU",
+        help="with physical addresses of 52 bits, 4 levels of page tables, an IOMMU, or a tick",
     )
 
 
@@ -162,12 +210,15 @@ def new_directory() -> Path:
     return directory
 
 
-def _write_job(directory: Path, cmd: str, wanted: str, *, stock: bool, checked: bool) -> None:
+def _write_job(
+    directory: Path, cmd: str, wanted: str, modules: dict[str, bool], *, beats: bool
+) -> None:
     kernel = debian.kernel()
-    split = params.split(wanted, kernel, stock=stock, checked=checked)
+    split = params.split(wanted, kernel, **modules)
     job = {f"{owner}_params": text for owner, text in split.items()}
+    job["beats"] = "yes" * beats
     for owner in ("kvm", "kvm_amd"):
-        job[owner] = str(params.module(kernel, owner, stock=stock, checked=checked))
+        job[owner] = str(params.module(kernel, owner, **modules))
     lines = (f"{name}={shlex.quote(value)}\n" for name, value in job.items())
     (directory / "job").write_text("".join(lines))
     (directory / "command").write_text(cmd + "\n")
@@ -175,8 +226,8 @@ def _write_job(directory: Path, cmd: str, wanted: str, *, stock: bool, checked: 
 
 def pump(
     command: list[str | Path], directory: Path, sinks: list[IO[bytes]], timeout: float
-) -> bool:
-    """Run the machine, passing on its output; True if it had to be ended."""
+) -> Ending:
+    """Run the machine, passing on its output, and end it if it must be."""
     search = f"{VENV_BIN}:/usr/sbin:/sbin:{os.environ['PATH']}"
     machine = subprocess.Popen(
         [str(arg) for arg in command],
@@ -195,14 +246,24 @@ def pump(
         for reader in readers:
             reader.start()
         try:
-            machine.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return True
+            return _wait(machine, directory, time.monotonic() + timeout)
         finally:
             _end(machine)
             for reader in readers:
                 reader.join()
-    return False
+
+
+def _wait(machine: subprocess.Popen[bytes], directory: Path, deadline: float) -> Ending:
+    pulse = heartbeat.Heartbeat(directory)
+    while time.monotonic() < deadline:
+        try:
+            machine.wait(1)
+        except subprocess.TimeoutExpired:
+            if pulse.is_dead():
+                return Ending.DEAD
+        else:
+            return Ending.BY_ITSELF
+    return Ending.LATE
 
 
 def _copy(source: BinaryIO, sinks: list[IO[bytes]]) -> None:
@@ -221,7 +282,7 @@ def _end(machine: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def _judge(directory: Path, timeout: float | None) -> Result:
+def _judge(directory: Path, ending: Ending, timeout: float) -> Result:
     console = (directory / "console").read_text(errors="replace")
     output = (directory / "output").read_text(errors="replace")
     result = Result(1, output, directory, splat.find(console))
@@ -231,7 +292,10 @@ def _judge(directory: Path, timeout: float | None) -> Result:
         print(f"lab: a stall, likely of the emulation: {line}", file=sys.stderr)
     if (directory / "failure").exists():
         raise LabError((directory / "failure").read_text().strip())
-    if timeout is not None:
+    if ending == Ending.DEAD:
+        show_tail(console)
+        raise DeadError(f"the emulated machine stands still; what QEMU knows is in {directory}")
+    if ending == Ending.LATE:
         show_tail(console)
         print(f"lab: ended after {timeout:g} s (TIMEOUT= allows more)", file=sys.stderr)
         result.status = TIMED_OUT

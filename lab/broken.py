@@ -6,6 +6,7 @@ so that neither build/linux nor build/modules are touched.
 
 import argparse
 import tomllib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from lab import bochs, boot, debian, delay, modules, params, selftests, shell, t
 from lab.error import LabError
 from lab.paths import BUILD, ROOT, SELFTESTS
 from lab.shell import console
-from lab.suite import tests
+from lab.suite import report, tests
+from lab.suite.outcome import State
 
 LIST = ROOT / "tests" / "broken.toml"
 DIRECTORY = BUILD / "broken"
@@ -111,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         table.add_row(broken.promise, broken.test, noticed or "[bold red]nothing[/]")
     console.print(table)
     print(f"{len(chosen) - missed} of {len(chosen)} broken promises were noticed")
-    return 1 if missed else 0
+    return report.end(Counter({State.PASSED: len(chosen) - missed, State.FAILED: missed}))
 
 
 def _try(broken: Broken) -> str:
@@ -130,7 +132,11 @@ def _try(broken: Broken) -> str:
     )
     try:
         result = boot.run(
-            "\n".join(script), machine=broken.machine, timeout=_SECONDS + _BOOT, quiet=True
+            "\n".join(script),
+            machine=broken.machine,
+            timeout=_SECONDS + _BOOT,
+            tries=1,
+            quiet=True,
         )
     except LabError:
         return _DIED

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 from lab import shell, tree
@@ -15,6 +16,8 @@ from lab.error import LabError
 from lab.git import BASE, Git
 from lab.paths import BUILD, LINUX, ROOT
 from lab.shell import console
+from lab.suite import report
+from lab.suite.outcome import State
 
 PACKAGES = ("sphinx==8.1.3", "pyyaml==6.0.3")
 DIRECTORIES = "virt/kvm"
@@ -30,8 +33,8 @@ Warning_ = tuple[str, str]
 """The file, as a path in the tree, and the words."""
 
 
-def build() -> None:
-    """Leave the HTML in build/docs; LabError if the series adds a warning."""
+def build() -> int:
+    """Leave the HTML in build/docs; 1 if the series adds a warning."""
     tree.ensure()
     _install()
     with console.status("Building the documentation of the base"):
@@ -42,13 +45,12 @@ def build() -> None:
     new = sorted(warnings(log, LINUX) - known)
     for path, text in new:
         print(f"{path}: {text}")
-    if new:
-        raise LabError(f"the series adds {len(new)} warnings to the documentation; see above")
     page = HTML / DIRECTORIES / "global_tdp.html"
     if not page.exists():
         raise LabError(f"{page.relative_to(ROOT)} was not made; see build/docs.log")
     count = f"{len(known)} of the base's own" if known else "none"
-    print(f"{page.relative_to(ROOT)}: no warning of the series ({count})")
+    print(f"{page.relative_to(ROOT)}: {len(new)} warnings of the series ({count})")
+    return report.end(Counter({State.PASSED: int(not new), State.FAILED: len(new)}))
 
 
 def warnings(log: str, source: Path) -> set[Warning_]:

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from lab.deb import Package
 from lab.error import LabError
 from lab.paths import BUILD, ROOT, SELFTESTS
 from lab.shell import console
+from lab.suite import report
+from lab.suite.outcome import State
 
 WORK = BUILD / "package"
 PHASES = ("off", "on", "stock")
@@ -63,18 +66,17 @@ def run(args: argparse.Namespace) -> int:
     package = deb.build()
     selftests.build()
     outcomes = [outcome for release in releases for outcome in _System(release, package).test()]
-    _show(outcomes)
-    return 0 if all(outcome.passed for outcome in outcomes) else 1
+    return _show(outcomes)
 
 
-def _show(outcomes: list[Outcome]) -> None:
+def _show(outcomes: list[Outcome]) -> int:
     table = Table("release", "phase", "check", "found", "")
     for outcome in outcomes:
         verdict = "ok" if outcome.passed else "[red]FAILED"
         table.add_row(outcome.release, outcome.phase, outcome.what, outcome.details, verdict)
     console.print(table)
-    failed = sum(not outcome.passed for outcome in outcomes)
-    console.print(f"{len(outcomes)} checks, {failed} failed")
+    states = (State.PASSED if outcome.passed else State.FAILED for outcome in outcomes)
+    return report.end(Counter(states))
 
 
 def _lines(done: subprocess.CompletedProcess[str], start: str) -> list[str]:

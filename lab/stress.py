@@ -2,9 +2,12 @@
 
 import argparse
 import secrets
+from collections import Counter
 
 from lab import boot, modules, selftests
 from lab.paths import SELFTESTS
+from lab.suite import report
+from lab.suite.outcome import State
 
 _BOOT = 120
 _SWAP = """\
@@ -35,12 +38,12 @@ def configure_fuzz(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Race everything with everything; return the status of test or kernel."""
+    """Race everything with everything; 1 if a test or a kernel failed."""
     return _run_all(args, "churn", "-t", "seconds", 2)
 
 
 def fuzz(args: argparse.Namespace) -> int:
-    """Hand random arguments to the interfaces; return the status of test or kernel."""
+    """Hand random arguments to the interfaces; 1 if a test or a kernel failed."""
     return _run_all(args, "fuzz", "-n", "calls", 1 / _CALLS_PER_SECOND)
 
 
@@ -59,7 +62,7 @@ def _run_all(args: argparse.Namespace, test: str, option: str, unit: str, each: 
     share = -(-getattr(args, unit) // len(machines))
     seed = secrets.randbits(31) if args.seed is None else args.seed
     program = SELFTESTS / "x86_64" / f"global_tdp_{test}_test"
-    failed = 0
+    states = []
     for machine in machines:
         again = f"--machine {machine} --seed {seed:#x}"
         print(f"{test}: {share} {unit}, {again}", flush=True)
@@ -71,7 +74,7 @@ def _run_all(args: argparse.Namespace, test: str, option: str, unit: str, each: 
             checked=True,
             timeout=share * each + _BOOT,
         ).status
-        failed = failed or status
+        states.append(State.FAILED if status else State.PASSED)
         verdict = "passed" if status == 0 else f"failed, status {status}"
         print(f"{test}: {verdict}, {again}")
-    return failed
+    return report.end(Counter(states))

@@ -20,7 +20,7 @@ from lab.error import LabError
 from lab.git import BASE, Git
 from lab.paths import BUILD, LINUX, ROOT, VENV_BIN
 from lab.shell import console
-from lab.suite import machine, tests
+from lab.suite import machine, report, tests
 from lab.suite.outcome import State
 
 KINDS = ("lockdep", "kcsan")
@@ -87,17 +87,17 @@ def run(args: argparse.Namespace) -> int:
     own = [] if args.tests else tests.stock(_KVM_OWN)
     leaks = tests.Test("no leak", ("sh", "-c", _LEAKS))
     if args.stock:
-        return 1 if _run(image, [*own, leaks], f"stock {args.kind}", "", args.timeout) else 0
+        return report.end(_run(image, [*own, leaks], f"stock {args.kind}", "", args.timeout))
     if not args.tests:
         own += [_churn(test, "-t", _STRESS) for test in ours if test.name == _CHURN]
-    failed = 0
+    states: Counter[State] = Counter()
     if args.backend != "ept":
         for param in ("kvm.global_tdp=1", "kvm.global_tdp=0"):
-            failed += _run(image, [*ours, *own, leaks], args.kind, param, args.timeout)
+            states += _run(image, [*ours, *own, leaks], args.kind, param, args.timeout)
     if args.backend != "npt":
         brief = [_churn(test, "-i", _ROUNDS) if test.name == _CHURN else test for test in ours]
-        failed += _run_on_ept(image, [*brief, leaks], args.kind, args.timeout)
-    return 1 if failed else 0
+        states += _run_on_ept(image, [*brief, leaks], args.kind, args.timeout)
+    return report.end(states)
 
 
 def _churn(test: tests.Test, option: str, number: int) -> tests.Test:
@@ -162,8 +162,10 @@ def _options(path: Path) -> dict[str, str]:
     return {match[1]: match[2] or "n" for match in found if match}
 
 
-def _run(image: Path, chosen: list[tests.Test], kind: str, param: str, timeout: float) -> int:
-    """Run tests in one boot; return the number of failures."""
+def _run(
+    image: Path, chosen: list[tests.Test], kind: str, param: str, timeout: float
+) -> Counter[State]:
+    """Run tests in one boot; a complaint of the kernel is a failure, too."""
     console.print(f"[bold]{kind} kernel {param}[/]")
     directory = boot.new_directory()
     (directory / "command").write_text(_script(directory, chosen))
@@ -173,7 +175,8 @@ def _run(image: Path, chosen: list[tests.Test], kind: str, param: str, timeout: 
         *("--", f"bash {shlex.quote(str(directory / 'command'))}"),
     ]
     with (directory / "output").open("wb") as output:
-        late = boot.pump(command, directory, [sys.stdout.buffer, output], timeout)
+        ending = boot.pump(command, directory, [sys.stdout.buffer, output], timeout)
+    late = ending != boot.Ending.BY_ITSELF
     return _judge(directory, len(chosen), _symbols(image), late=late)
 
 
@@ -207,34 +210,35 @@ def is_known(report: str, symbols: set[str]) -> bool:
     return race.groups() in _STOCK_RACES or symbols.isdisjoint(race.groups())
 
 
-def _judge(directory: Path, expected: int, symbols: set[str], *, late: bool) -> int:
-    failed = 0
+def _judge(directory: Path, expected: int, symbols: set[str], *, late: bool) -> Counter[State]:
+    states: Counter[State] = Counter()
     text = directory / "status"
     ended = (
         [line.rsplit(" ", 1) for line in text.read_text().splitlines()] if text.exists() else []
     )
     for name, status in ended:
-        if status not in ("0", "4"):
-            console.print(f"FAILED {name}, status {status}", style="red")
-            failed += 1
-        elif status == "4":
-            console.print(f"skipped {name}", style="yellow")
+        state = {"0": State.PASSED, "4": State.SKIPPED}.get(status, State.FAILED)
+        states[state] += 1
+        if state != State.PASSED:
+            console.print(f"{state} {name}, status {status}", style="yellow")
     if late or len(ended) != expected:
         console.print(f"the machine did not get to the end; see {directory}", style="red")
-        failed += 1
+        states[State.FAILED] += 1
     log = (directory / "console").read_text(errors="replace")
-    reports = splat.find(log)
-    known = [report for report in reports if is_known(report, symbols)]
+    complaints = splat.find(log)
+    known = [complaint for complaint in complaints if is_known(complaint, symbols)]
     for head, count in Counter(map(machine.signature, known)).items():
         console.print(f"not of the series, {count} times: {head}", markup=False, soft_wrap=True)
-    for report in reports:
-        if report not in known:
-            console.print(report, style="red", markup=False)
-            failed += 1
-    return failed
+    for complaint in complaints:
+        if complaint not in known:
+            console.print(complaint, style="red", markup=False)
+            states[State.FAILED] += 1
+    return states
 
 
-def _run_on_ept(image: Path, chosen: Sequence[tests.Test], kind: str, timeout: float) -> int:
+def _run_on_ept(
+    image: Path, chosen: Sequence[tests.Test], kind: str, timeout: float
+) -> Counter[State]:
     console.print(f"[bold]{kind} kernel, EPT, global_tdp=1[/]")
     slower = [replace(test, timeout=test.timeout * _TIMES) for test in chosen]
     done = machine.on_ept(slower, "kvm.global_tdp=1", timeout, image=image)
@@ -243,4 +247,4 @@ def _run_on_ept(image: Path, chosen: Sequence[tests.Test], kind: str, timeout: f
         print(outcome.output)
         if outcome.state != State.PASSED:
             console.print(f"{outcome.state} {outcome.name}: {outcome.reason}", style="red")
-    return sum(outcome.state == State.FAILED for outcome in outcomes)
+    return Counter(outcome.state for outcome in outcomes)

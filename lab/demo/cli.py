@@ -54,12 +54,13 @@ def run(args: argparse.Namespace) -> int:
         _command(job),
         mem=f"{2 * args.mem + _LAB_MIB}M",
         stock=args.stock,
+        machine="ticking",
         # In turns, a guest within the machine takes minutes to boot; in parallel, now and
         # then it dies of memory that QEMU's emulation has corrupted, see boot.IN_TURNS.
         cpus=1,
-        timeout=_BOOT_SECONDS + _CASE_SECONDS * cases,
+        timeout=_limit(cases),
     ).status
-    outcome = _outcome(job.mode)
+    outcome = _outcome(job.mode, cases)
     report.show(outcome)
     _draw(outcome)
     lost = any(case.mismatches for case in outcome.cases)
@@ -105,15 +106,24 @@ def _command(job: Job) -> str:
     return shlex.join(str(word) for word in words)
 
 
-def _outcome(mode: str) -> Outcome:
+def _outcome(mode: str, cases: int) -> Outcome:
     path = DIRECTORY / f"{mode}.json"
     if not path.exists():
-        raise LabError("the demo did not finish in the lab machine; see its output above")
+        raise LabError("the demo did not begin in the lab machine; see its output above")
     outcome = Outcome.load(path)
     if outcome.error:
         console.print(outcome.console, markup=False)
         raise LabError(f"{outcome.error}; the guest's last lines stand above")
+    if len(outcome.cases) < cases:
+        raise LabError(
+            f"the demo did {len(outcome.cases)} of {cases} cases in {_limit(cases)} s;"
+            " see its output above"
+        )
     return outcome
+
+
+def _limit(cases: int) -> int:
+    return _BOOT_SECONDS + _CASE_SECONDS * cases
 
 
 def _draw(outcome: Outcome) -> None:

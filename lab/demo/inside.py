@@ -24,10 +24,17 @@ def main() -> int:
     """Run the job; what failed stands in the outcome too."""
     job, path = Job.load(Path(sys.argv[1])), Path(sys.argv[2])
     outcome = Outcome(job.mode, job.mem_mib, os.uname().release)
+    if path.exists():
+        outcome = Outcome.load(path)
+        outcome.repeated.append(
+            f"the lab's machine stood still in case {len(outcome.cases) + 1}"
+        )
     try:
+        outcome.save(path)
         outcome.qemu = shell.output(job.qemu, "--version").splitlines()[0]
         for case in _cases(job, outcome):
             outcome.cases.append(_tried(job, case, outcome))
+            outcome.save(path)
             print(_line(outcome.cases[-1]), flush=True)
     except LabError as error:
         outcome.error = str(error)
@@ -55,13 +62,13 @@ def _tried(job: Job, case: Case, outcome: Outcome) -> Case:
 
 def _cases(job: Job, outcome: Outcome):  # noqa: ANN202
     sides = job.sides
-    total = job.runs * len(job.backends) * len(sides)
-    for run, backend, side in itertools.product(range(job.runs), job.backends, sides):
+    cases = list(itertools.product(range(job.runs), job.backends, sides))
+    for run, backend, side in cases[len(outcome.cases) :]:
         stock_qemu, on = side
         known = kvm.reload(job.modules, global_tdp=on and not job.chosen_by_qemu)
         what = "stock QEMU" if stock_qemu else f"global_tdp={on:d}"
         done = len(outcome.cases)
-        print(f"demo: {done + 1}/{total} {job.mode}, {backend}, {what}", flush=True)
+        print(f"demo: {done + 1}/{len(cases)} {job.mode}, {backend}, {what}", flush=True)
         yield Case(backend, on, run, known, stock_qemu)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.demo import kvm, stamps
 from lab.demo.config import Case, Job
-from lab.demo.vm import CPUS, Vm
+from lab.demo.vm import CPUS, Progress, Vm
 from lab.demo.watch import Watch
 
 BOOT_SECONDS = 180
@@ -19,37 +19,39 @@ _SNAPSHOT = "demo"
 
 async def run(job: Job, case: Case, directory: Path) -> None:
     """Fill in `case`; VmError if a guest or a migration fails."""
+    progress = Progress()
     with kvm.tracing():
         before = kvm.sec_pagetables_kib()
         if job.mode == "savevm":
-            await _restore(job, case, directory)
+            await _restore(job, case, directory, progress)
         else:
-            await _migrate(job, case, directory)
+            await _migrate(job, case, directory, progress)
         case.sec_pagetables_kib -= before
 
 
-async def _migrate(job: Job, case: Case, directory: Path) -> None:
-    incoming = Vm(job, "destination", case, directory, "-incoming=defer")
+async def _migrate(job: Job, case: Case, directory: Path, progress: Progress) -> None:
+    incoming = Vm(job, "destination", case, directory, progress, "-incoming=defer")
     async with incoming as destination:
-        async with Vm(job, "source", case, directory) as source:
-            await _up(source)
+        async with Vm(job, "source", case, directory, progress) as source:
+            await _up(source, progress)
             async with Watch(destination) as watch:
                 path = directory / "migration"
-                case.migration = await _move(job, source, destination, path)
+                case.migration = await _move(job, source, destination, path, progress)
                 await _look(case, destination, watch)
         case.sec_pagetables_kib = kvm.sec_pagetables_kib()
 
 
-async def _restore(job: Job, case: Case, directory: Path) -> None:
+async def _restore(job: Job, case: Case, directory: Path, progress: Progress) -> None:
     disk = directory / "disk.qcow2"
     await _create(disk)
     drive = [f"-drive=if=none,id=disk,file={disk}", "-device=virtio-blk-pci,drive=disk"]
-    async with Vm(job, "source", case, directory, *drive) as source:
-        await _up(source)
+    async with Vm(job, "source", case, directory, progress, *drive) as source:
+        await _up(source, progress)
         if said := await source.do("human_monitor_command", command_line=f"savevm {_SNAPSHOT}"):
             raise source.error(f"savevm fails: {said.strip()}")
+        progress.now("saved")
     drive += ["-S", f"-loadvm={_SNAPSHOT}"]
-    async with Vm(job, "destination", case, directory, *drive) as destination:
+    async with Vm(job, "destination", case, directory, progress, *drive) as destination:
         async with Watch(destination) as watch:
             await destination.do("cont")
             await _look(case, destination, watch)
@@ -62,16 +64,19 @@ async def _create(disk: Path) -> None:
     await process.wait()
 
 
-async def _up(source: Vm) -> None:
+async def _up(source: Vm, progress: Progress) -> None:
     """Wait until the guest has stamped and checked everything once."""
 
     def up(text: str) -> bool:
         return stamps.ready(text, CPUS)
 
     await source.said("its memory is not stamped", up, BOOT_SECONDS)
+    progress.now("the guest is up, its memory stamped and checked once")
 
 
-async def _move(job: Job, source: Vm, destination: Vm, path: Path) -> dict[str, Any]:
+async def _move(
+    job: Job, source: Vm, destination: Vm, path: Path, progress: Progress
+) -> dict[str, Any]:
     """Migrate; return what the source's query-migrate says in the end."""
     capability = {"postcopy": "postcopy-ram", "multifd": "multifd"}.get(job.mode)
     if capability:
@@ -87,6 +92,7 @@ async def _move(job: Job, source: Vm, destination: Vm, path: Path) -> dict[str, 
         info = await source.do("query_migrate")
         # QEMU says so a moment before it has added up the times.
         if info["status"] == "completed" and info["total-time"]:
+            progress.now("migrated")
             return info
         if info["status"] in ("failed", "cancelled"):
             why = info.get("error-desc", "no reason given")
@@ -94,6 +100,8 @@ async def _move(job: Job, source: Vm, destination: Vm, path: Path) -> dict[str, 
         if not switched and info.get("ram", {}).get("transferred", 0) > job.mem_mib << 18:
             await source.do("migrate_start_postcopy")
             switched = True
+        sent = info.get("ram", {}).get("transferred", 0) >> 20
+        progress.still(f"migrating, {sent} of about {job.mem_mib} MiB")
         await asyncio.sleep(0.05)
     raise source.error(
         f"the migration is not done after {MIGRATE_SECONDS} s but {info['status']}; "

@@ -22,6 +22,16 @@ def ready(console: str, cpus: int) -> bool:
     return len(stamped) == len(checked) == cpus
 
 
+def progress(console: str, cpus: int) -> str:
+    """Return how far the guest is with its memory."""
+    if told := _PASS.findall(console):
+        checked = sum(int(pages) for _, _, pages, _ in told)
+        return f"{checked} pages checked"
+    if stamped := len(_READY.findall(console)):
+        return f"memory stamped by {stamped} of {cpus} CPUs"
+    return "booting, or stamping its memory"
+
+
 def mismatch(console: str) -> str | None:
     """Return the first mismatch told, None if there is none."""
     found = re.search(r"stamps: MISMATCH.*", console)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -22,7 +23,26 @@ _FIRMWARE = ("/usr/share/qemu", "/usr/share/seabios")
 """Where Debian has it, for a QEMU that runs from where it was built."""
 
 _TAIL = 15
+_QUIET_SECONDS = 20
 _T = TypeVar("_T")
+
+
+class Progress:
+    """What a case is at: when that changes, and every now and then while it does not."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._told = 0.0
+
+    def now(self, what: str) -> None:
+        """Tell what is reached."""
+        self._told = time.monotonic()
+        print(f"demo: {self._told - self._began:5.0f} s  {what}", flush=True)
+
+    def still(self, what: str) -> None:
+        """Tell what is waited for, unless something was told just before."""
+        if time.monotonic() > max(self._told, self._began) + _QUIET_SECONDS:
+            self.now(what)
 
 
 class VmError(LabError):
@@ -40,13 +60,22 @@ class QemuGoneError(VmError):
 class Vm:
     """A guest under `-accel kvm`; use as `async with Vm(...) as vm`."""
 
-    def __init__(self, job: Job, name: str, case: Case, directory: Path, *more: str) -> None:
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        case: Case,
+        directory: Path,
+        progress: Progress,
+        *more: str,
+    ) -> None:
         self.name = name
         self.console = directory / f"{name}.console"
         self.log = directory / f"{name}.log"
         options = [*_options(job, case), f"-serial=file:{self.console}", *more]
         self._command = [QEMU if case.stock_qemu else job.qemu, *options]
         self._qmp = QMPClient(name)
+        self._progress = progress
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
@@ -113,6 +142,7 @@ class Vm:
                     if self._running.returncode is not None:
                         died = self.error(f"the guest or QEMU died, {what}")
                         raise QemuGoneError(str(died), died.console)
+                    self._progress.still(f"{self.name}: {stamps.progress(text, CPUS)}")
                     await asyncio.sleep(0.1)
         except TimeoutError:
             raise self.error(f"{what} after {seconds:g} s") from None

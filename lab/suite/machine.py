@@ -93,6 +93,7 @@ def _boot(
             checked=checked,
             machine=kind,
             timeout=limit,
+            tries=1,
         )
     except LabError as error:
         died = str(error).replace(f"{ROOT}/", "")

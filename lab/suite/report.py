@@ -41,6 +41,11 @@ def show(parts: Sequence[Part]) -> int:
                 console.print(outcome.tail, markup=False, soft_wrap=True)
     counts = Counter(outcome.state for part in parts for outcome in part.outcomes)
     console.print()
+    return end(counts)
+
+
+def end(counts: Counter[State]) -> int:
+    """Print the last line of a command that tests; return its status."""
     print(last_line(counts), flush=True)
     return 1 if counts[State.FAILED] or not counts[State.PASSED] else 0
 

@@ -70,7 +70,7 @@ _DELAYED = {
     "locking": ("make_spte", 200),
     "churn": ("kvm_mmu_notifier_invalidate_range_start", 200),
     "nested": ("fast_page_fault", 5000),
-    "refuse": ("kvm_mmu_topup_memory_cache", 1000),
+    "refuse": ("kvm_mmu_topup_memory_cache", 5000),
 }
 """Tests of the series that are run again with a function of the kernel returning late, by
 so many microseconds: a page is in the dirty log, but not writable yet; a range is

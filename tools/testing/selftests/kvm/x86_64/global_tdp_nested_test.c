@@ -63,14 +63,14 @@ enum {
 /* Huge pages with code in them: all but those with the nested page tables. */
 #define FIRST_CODE	(SZ_2M / PAGE_SIZE)
 #define END_CODE	NESTED_ROOT
-#define NR_CODE		((uint64_t)(END_CODE - FIRST_CODE) / REGION)
+#define NR_CODE		((uint64_t)((END_CODE - FIRST_CODE) / REGION))
 
 /* Recover one page table of each list, and leave time to notice. */
 #define NX_RATIO	"1000"
 #define NX_PERIOD_MS	"1000"
 
 /* Plenty of time for KVM to do so, however slow the machine. */
-#define RECOVERY_MSECS	60000
+#define RECOVERY_SECS	60
 
 /* NPT's Present, Writable and User are EPT's Read, Write and Execute. */
 #define NESTED_TABLE	7ULL
@@ -629,16 +629,17 @@ static void l1_and_l2_execute(struct env *env, bool l1, bool l2)
 /* Have KVM recover huge pages, until at least @nr have been. */
 static void recover_nx(struct env *env, uint64_t nr)
 {
-	uint64_t splits = gtdp_vm_stat(env->vm, "nx_lpage_splits"), left = splits;
-	int i;
+	uint64_t splits = gtdp_vm_stat(env->vm, "nx_lpage_splits"), left;
+	struct timespec start;
 
+	clock_gettime(CLOCK_MONOTONIC, &start);
 	gtdp_set_param("nx_huge_pages_recovery_ratio", NX_RATIO);
-	for (i = 0; i < RECOVERY_MSECS && left > splits - nr; i++) {
+	do {
 		usleep(1000);
 		left = gtdp_vm_stat(env->vm, "nx_lpage_splits");
-	}
-	TEST_ASSERT(left <= splits - nr, "%lu of %lu huge pages are recovered, not %lu",
-		    splits - left, splits, nr);
+	} while (left + nr > splits && timespec_elapsed(start).tv_sec < RECOVERY_SECS);
+	TEST_ASSERT(left + nr <= splits, "%lu of %lu huge pages are left, %lu are to be recovered",
+		    left, splits, nr);
 	gtdp_set_param("nx_huge_pages_recovery_ratio", "0");
 }
 

@@ -31,7 +31,7 @@
 
 /* How often a memslot is created, and in which time after the vCPU has begun. */
 #define NR_CREATED	100
-#define CREATED_NS	1000000
+#define CREATED_NS	5000000
 
 static void *sigbus_addr;
 static int sigbus_code;
@@ -241,7 +241,7 @@ static void *populate_soon(void *arg)
 	do {
 		range = (struct kvm_populate_memory) { .gpa = GTDP_GPA, .size = PAGE_SIZE };
 		r = __vm_ioctl(race->vm, KVM_POPULATE_MEMORY, &range);
-		TEST_ASSERT(!r || errno == ENOENT || errno == EAGAIN,
+		TEST_ASSERT(!r || errno == ENOENT || errno == EAGAIN || errno == EINTR,
 			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
 	} while (r);
 	return NULL;

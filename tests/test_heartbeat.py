@@ -1,0 +1,71 @@
+"""What lab.heartbeat makes of a machine's signs of life."""
+
+import os
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+from lab import boot, heartbeat
+
+
+class HeartbeatTest(unittest.TestCase):
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.directory = Path(scratch.name)
+        self.pulse = heartbeat.Heartbeat(self.directory)
+        self.beats = 0
+
+    def beat(self) -> None:
+        self.beats += 1
+        path = self.directory / heartbeat.BEAT
+        path.touch()
+        os.utime(path, ns=(self.beats, self.beats))
+
+    def looks(self) -> int:
+        """Return how many looks it takes until the machine is dead, at most a thousand."""
+        return next((n for n in range(1, 1000) if self.pulse.is_dead()), 1000)
+
+    def test_beating_is_alive(self) -> None:
+        for _ in range(1000):
+            self.beat()
+            self.assertFalse(self.pulse.is_dead())
+
+    def test_silence_is_death_and_tells_what_is_known(self) -> None:
+        self.beat()
+        self.assertEqual(self.looks(), 32)
+        self.assertIn("QEMU does not answer", (self.directory / heartbeat.STATE).read_text())
+
+    def test_who_comes_back_is_alive(self) -> None:
+        self.beat()
+        for _ in range(25):
+            self.assertFalse(self.pulse.is_dead())
+        self.beat()
+        self.assertEqual(self.looks(), 32)
+
+    def test_booting_takes_long_and_counts_by_the_console(self) -> None:
+        console = self.directory / "console"
+        console.write_text("Linux")
+        for _ in range(100):
+            self.assertFalse(self.pulse.is_dead())
+        console.write_text("Linux version")
+        self.assertEqual(self.looks(), 122)
+
+    def test_without_a_heartbeat_nothing_is_known(self) -> None:
+        (self.directory / "begun").touch()
+        self.assertEqual(self.looks(), 1000)
+
+
+class EndedTest(unittest.TestCase):
+    def test_what_does_not_answer_is_over(self) -> None:
+        """A process that never gave a sign of life is ended, as one that is late is."""
+        with tempfile.TemporaryDirectory() as scratch:
+            directory = Path(scratch)
+            ending = boot.pump(["sleep", "60"], directory, [], 1.5)
+        self.assertEqual(ending, boot.Ending.LATE)
+        self.assertEqual(threading.active_count(), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
