@@ -201,10 +201,12 @@ def add_machine(command: argparse.ArgumentParser, default: str | None = "default
 
 
 def new_directory() -> Path:
-    """Make a directory for the files of a run, and drop those of long ago."""
+    """Make a directory for the files of a run, and drop those of long ago that are over."""
     RUNS.mkdir(parents=True, exist_ok=True)
     for old in sorted(RUNS.iterdir())[:-KEPT_RUNS]:
-        shutil.rmtree(old, ignore_errors=True)
+        owner = old.name.split("-")[2]
+        if not Path("/proc", owner).exists():
+            shutil.rmtree(old, ignore_errors=True)
     directory = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.monotonic_ns()}"
     directory.mkdir()
     return directory
