@@ -181,6 +181,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
 
 def _interrupt(*_: object) -> None:
     """End what was started, and then unwind, which ends the emulated machines."""
+    boot.STOPPING.set()
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
             with suppress(ProcessLookupError):

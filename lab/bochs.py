@@ -224,6 +224,8 @@ def _power_on(directory: Path, timeout: float) -> list[float]:
     try:
         with shell.console.status("Bochs: booting, then running; minutes"):
             while machine.poll() is None and time.monotonic() < end and not _done(console):
+                if boot.STOPPING.is_set():
+                    raise KeyboardInterrupt
                 time.sleep(1)
                 marks += [time.monotonic()] * (_marks(console) - len(marks))
     finally:

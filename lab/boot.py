@@ -64,6 +64,9 @@ is what VFIO takes to assign one to a VM. A timer that comes again by itself sur
 emulator loses an interrupt, see lab.heartbeat, which it does where a guest of the machine waits
 for interrupts of its own; but nothing is timed more finely than by 4 ms then."""
 
+STOPPING = threading.Event()
+"""Set when the command is to end: machines that other threads run end, none is started."""
+
 KEPT_RUNS = 20
 TAIL = 30
 ICOUNT = "-icount shift=0,sleep=off"
@@ -258,6 +261,8 @@ def pump(
 def _wait(machine: subprocess.Popen[bytes], directory: Path, deadline: float) -> Ending:
     pulse = heartbeat.Heartbeat(directory)
     while time.monotonic() < deadline:
+        if STOPPING.is_set():
+            raise KeyboardInterrupt
         try:
             machine.wait(1)
         except subprocess.TimeoutExpired:

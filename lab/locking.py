@@ -18,10 +18,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -310,6 +306,11 @@ def _plot(figures: Sequence[Figure]) -> None:
     panels = [panel for panel in panels if any(f.mode == panel[0] for f in figures)]
     if not panels:
         return
+    import matplotlib  # noqa: PLC0415 - it would slow down every command
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415
+
     pyplot.rcParams.update(
         {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
     )

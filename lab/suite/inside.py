@@ -41,7 +41,7 @@ def main() -> None:
                 status = _run(test["argv"], test["timeout"], output)
             seconds = round(time.monotonic() - began, 1)
             word = {0: "ok", 4: "skip", None: "TIMEOUT"}.get(status, "FAIL")
-            print(f"  {word:8}{seconds:6.1f} s  {test['name']}", flush=True)
+            print(f"  {word:8}{seconds:6.1f} s  {directory.name}: {test['name']}", flush=True)
             if word in ("FAIL", "TIMEOUT"):
                 print(indent(tail(output.read_text(errors="replace")), " " * 8), flush=True)
             line = {"number": test["number"], "status": status, "seconds": seconds}
