@@ -40,6 +40,25 @@ class Judge(unittest.TestCase):
                 bench.judge(left)
 
 
+class Document(unittest.TestCase):
+    """What the documentation says beside what was measured."""
+
+    def untrue(self, **ours: float) -> list[str]:
+        told = [case.told for case in bench.CASES if case.told]
+        text = "\n".join(f"| {label} and more | 1.0 (+0 %) | 1.0 |" for label in told)
+        return list(bench.untrue(text, bench.judge(figures(**ours))))
+
+    def test_what_is_so(self) -> None:
+        self.assertEqual(self.untrue(populate=1.05), [])
+
+    def test_what_is_not(self) -> None:
+        self.assertEqual(self.untrue(populate=21.4), ["`KVM_POPULATE_MEMORY`: 1.0, not 21.4"])
+
+    def test_every_figure_of_it_is_found(self) -> None:
+        found = list(bench.untrue(bench.DOCUMENT.read_text(), bench.judge(figures())))
+        self.assertNotIn("nothing", " ".join(found))
+
+
 class Parse(unittest.TestCase):
     """Of what the program prints."""
 
