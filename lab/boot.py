@@ -10,6 +10,7 @@ the root of the repository. The emulated CPU is an AMD one with SVM and nested p
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -26,6 +28,7 @@ from lab import debian, heartbeat, params, splat
 from lab.error import LabError
 from lab.paths import BUILD, ROOT, RUNS, VENV_BIN
 
+STILL = "the emulated machine stands still"
 TIMED_OUT = 124
 COMPLAINED = 97
 """Status of a run whose command passed, but whose kernel complained."""
@@ -68,6 +71,7 @@ STOPPING = threading.Event()
 """Set when the command is to end: machines that other threads run end, none is started."""
 
 KEPT_RUNS = 20
+_OWNER = re.compile(r"^\d+-\d+-(\d+)-\d+$")
 TAIL = 30
 ICOUNT = "-icount shift=0,sleep=off"
 IN_TURNS = "-accel tcg,thread=single"
@@ -79,6 +83,10 @@ take as long either way."""
 
 class DeadError(LabError):
     """The emulated machine stood still, and an interrupt did not wake it up."""
+
+    def __init__(self, what: str, splats: Sequence[str]) -> None:
+        super().__init__(what)
+        self.splats = splats
 
 
 class Ending(Enum):
@@ -119,7 +127,7 @@ def run(
     machine: str = "default",
     checked: bool = False,
     timeout: float = 600,
-    tries: int = 3,
+    tries: int = 1,
     log: Path | None = None,
     quiet: bool = False,
 ) -> Result:
@@ -129,9 +137,9 @@ def run(
     as nanoseconds, on one CPU or, in turns, on so many, of which all count. `parallel` has
     CPUs run at the same time, if one wants to know how long that takes. `stock` takes
     the distribution's modules, `checked` ours with assertions. `machine` is one of MACHINES.
-    `timeout` is in seconds and includes the boot. A machine that stands still is started
-    again, until there were `tries`. `log` gets a copy of the output. The output also passes
-    on live to stdout, unless `quiet`.
+    `timeout` is in seconds and includes the boot. A machine that stands still, but whose
+    kernel does not complain, is started again, until there were `tries`. `log` gets a copy
+    of the output. The output also passes on live to stdout, unless `quiet`.
     DeadError: the last one stood still, too. LabError: no boot, or a module does not load.
     """
     for left in reversed(range(tries)):
@@ -149,7 +157,7 @@ def run(
                 quiet=quiet,
             )
         except DeadError as error:
-            if not left:
+            if not left or error.splats:
                 raise
             print(f"lab: {error}; starting another", file=sys.stderr, flush=True)
     raise AssertionError
@@ -207,8 +215,8 @@ def new_directory() -> Path:
     """Make a directory for the files of a run, and drop those of long ago that are over."""
     RUNS.mkdir(parents=True, exist_ok=True)
     for old in sorted(RUNS.iterdir())[:-KEPT_RUNS]:
-        owner = old.name.split("-")[2]
-        if not Path("/proc", owner).exists():
+        owner = _OWNER.search(old.name)
+        if owner and not Path("/proc", owner[1]).exists():
             shutil.rmtree(old, ignore_errors=True)
     directory = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.monotonic_ns()}"
     directory.mkdir()
@@ -233,6 +241,8 @@ def pump(
     command: list[str | Path], directory: Path, sinks: list[IO[bytes]], timeout: float
 ) -> Ending:
     """Run the machine, passing on its output, and end it if it must be."""
+    if STOPPING.is_set():
+        raise KeyboardInterrupt
     search = f"{VENV_BIN}:/usr/sbin:/sbin:{os.environ['PATH']}"
     machine = subprocess.Popen(
         [str(arg) for arg in command],
@@ -299,14 +309,15 @@ def _judge(directory: Path, ending: Ending, timeout: float) -> Result:
         print(f"lab: a stall, likely of the emulation: {line}", file=sys.stderr)
     if (directory / "failure").exists():
         raise LabError((directory / "failure").read_text().strip())
-    if ending == Ending.DEAD:
+    ended = (directory / "status").exists()
+    if ending == Ending.DEAD and not ended:
         show_tail(console)
-        raise DeadError(f"the emulated machine stands still; what QEMU knows is in {directory}")
+        raise DeadError(f"{STILL}; see {directory}", result.splats)
     if ending == Ending.LATE:
         show_tail(console)
         print(f"lab: ended after {timeout:g} s (TIMEOUT= allows more)", file=sys.stderr)
         result.status = TIMED_OUT
-    elif (directory / "status").exists():
+    elif ended:
         status = int((directory / "status").read_text())
         result.status = COMPLAINED if result.splats and not status else status
     else:

@@ -135,7 +135,6 @@ def _try(broken: Broken) -> str:
             "\n".join(script),
             machine=broken.machine,
             timeout=_SECONDS + _BOOT,
-            tries=1,
             quiet=True,
         )
     except LabError:

@@ -13,10 +13,13 @@ long gets some, of keyboard and mouse: if that wakes it up, it was the emulator'
 """
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 from qemu.qmp import QMPClient, QMPError
+
+from lab.paths import ROOT
 
 BEAT = "beat"
 """File that the machine writes to."""
@@ -36,7 +39,9 @@ _POKE = ("sendkey shift", "mouse_move 1 1")
 
 def options(directory: Path) -> str:
     """Return QEMU's options to be asked and woken up."""
-    return f"-qmp unix:{directory / _SOCKET},server=on,wait=off"
+    # Relative, as the name of a socket is limited to 107 bytes.
+    socket = os.path.relpath(directory / _SOCKET, ROOT)
+    return f"-qmp unix:{socket},server=on,wait=off"
 
 
 class Heartbeat:
@@ -85,7 +90,7 @@ class Heartbeat:
         )
         try:
             told = asyncio.run(_ask(self._directory / _SOCKET, (*_LOOK, *_POKE)))
-        except (QMPError, OSError, TimeoutError) as error:
+        except (QMPError, OSError, EOFError, TimeoutError) as error:
             told = f"QEMU does not answer: {error!r}\n"
             _tell(told.strip())
         (self._directory / STATE).write_text(told)
@@ -96,7 +101,7 @@ async def _ask(path: Path, commands: tuple[str, ...]) -> str:
     """Return what QEMU's monitor says to each command."""
     client = QMPClient("lab")
     async with asyncio.timeout(_QMP_SECONDS):
-        await client.connect(str(path))
+        await client.connect(os.path.relpath(path))
         try:
             answers = [
                 await client.execute("human-monitor-command", {"command-line": line})

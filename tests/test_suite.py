@@ -4,7 +4,9 @@ import io
 import unittest
 from collections import Counter
 from contextlib import redirect_stdout
+from dataclasses import replace
 
+from lab import boot
 from lab.suite import compare, machine, report
 from lab.suite.machine import Report
 from lab.suite.outcome import Outcome, State, judge, must_run
@@ -100,6 +102,11 @@ class Compare(unittest.TestCase):
             verdict = compare.settle(*runs)
             self.assertIs(verdict.state, state, (ours, stock))
             self.assertIn(" of 3", verdict.reason)
+
+    def test_a_machine_that_stood_still_is_not_flaky(self) -> None:
+        stuck = replace(outcome(FAILED), reason=f"{boot.STILL}; see there")
+        ours, stock = [stuck, outcome(PASSED), outcome(PASSED)], [outcome(PASSED)] * 3
+        self.assertIs(compare.settle(ours, stock).state, FAILED)
 
     def test_only_new_complaints_count(self) -> None:
         old = "[   12.5] WARNING: CPU: 1 PID: 77 at arch/x86/kvm/x86.c:99 f+0x1/0x2 [kvm]\n"

@@ -114,4 +114,7 @@ class Outcome:
         return outcome
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)) + "\n")
+        # Whole or not at all: the machine may stand still meanwhile.
+        whole = path.with_suffix(".new")
+        whole.write_text(json.dumps(asdict(self)) + "\n")
+        whole.rename(path)

@@ -26,9 +26,10 @@ def main() -> int:
     outcome = Outcome(job.mode, job.mem_mib, os.uname().release)
     if path.exists():
         outcome = Outcome.load(path)
-        outcome.repeated.append(
-            f"the lab's machine stood still in case {len(outcome.cases) + 1}"
-        )
+        if outcome.error:
+            return 1
+        done = len(outcome.cases)
+        outcome.repeated.append(f"the lab's machine stood still after {done} cases")
     try:
         outcome.save(path)
         outcome.qemu = shell.output(job.qemu, "--version").splitlines()[0]

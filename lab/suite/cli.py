@@ -1,9 +1,11 @@
 """make test and make check: build, run, show."""
 
 import argparse
+import os
 import subprocess
 import sys
 import time
+import traceback
 import unittest
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 
-from lab import delay, modules, restore, selftests, sparse
+from lab import boot, delay, modules, restore, selftests, sparse
 from lab.error import LabError
 from lab.paths import ROOT, VENV_BIN
 from lab.shell import console
@@ -31,6 +33,9 @@ _CHECKED = "with assertions"
 _LANES = 2
 _LONG = ("series' tests, EPT", "kernel's own")
 """What the titles of the longest parts begin with."""
+
+_WITHOUT = ("lint", "unit tests")
+"""And of those that take no machine, but may change what all share in a process."""
 
 _EPT_SECONDS = 2400
 _EPT_TIMEOUT = 60
@@ -103,16 +108,21 @@ def _run(steps: Sequence[tuple[str, Step]], *, build: bool, checked: bool) -> in
 
 
 def _side_by_side(steps: Sequence[tuple[str, Step]]) -> list[Part]:
-    """Do the steps, two at a time, as each keeps one CPU of the host busy; longest first."""
+    """Do what takes no machine; the rest two at a time, as each keeps one CPU busy."""
     parts = {title: Part(title) for title, _ in steps}
 
     def do(title: str, step: Step) -> None:
-        with _part(parts[title]) as part:
-            step(part)
+        if not boot.STOPPING.is_set():
+            with _part(parts[title]) as part:
+                step(part)
 
-    with ThreadPoolExecutor(_LANES) as pool:
-        inorder = sorted(steps, key=lambda titled: not titled[0].startswith(_LONG))
-        for job in [pool.submit(do, title, step) for title, step in inorder]:
+    inorder = sorted(steps, key=lambda titled: not titled[0].startswith(_LONG))
+    rest = [titled for titled in inorder if not titled[0].startswith(_WITHOUT)]
+    for title, step in inorder:
+        if title.startswith(_WITHOUT):
+            do(title, step)
+    with ThreadPoolExecutor(min(_LANES, len(os.sched_getaffinity(0)))) as pool:
+        for job in [pool.submit(do, title, step) for title, step in rest]:
             job.result()
     return list(parts.values())
 
@@ -125,7 +135,10 @@ def _part(part: Part) -> Iterator[Part]:
     began = time.monotonic()
     try:
         yield part
-    except LabError as error:
+    # Whatever it is: what came of other parts is not to be lost.
+    except Exception as error:
+        if not isinstance(error, LabError):
+            traceback.print_exc()
         print(f"lab: {error}", file=sys.stderr)
         part.outcomes.append(Outcome(f"{title}: done", State.FAILED, reason=str(error)))
     part.seconds = time.monotonic() - began

@@ -7,6 +7,7 @@ machine is told from what our modules break by how often each of the two fails.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from lab import boot
 from lab.suite.machine import Report, signature
 from lab.suite.outcome import Outcome, State
 from lab.suite.tests import Test
@@ -48,6 +49,8 @@ def settle(on_ours: Sequence[Outcome], on_stock: Sequence[Outcome]) -> Outcome:
     if ours == times and stock * 2 > times:
         reason = f"fails on stock modules too: {counts}"
         return replace(first, state=State.SKIPPED, reason=reason)
+    if any(boot.STILL in outcome.reason for outcome in on_ours):
+        return replace(first, state=State.FAILED, reason=counts)
     if ours == times or (stock == 0 and ours * 2 > times):
         return replace(first, state=State.FAILED, reason=counts)
     return replace(first, state=State.PASSED, reason=f"flaky: {counts}")

@@ -93,11 +93,12 @@ def _boot(
             checked=checked,
             machine=kind,
             timeout=limit,
-            tries=1,
         )
     except LabError as error:
         died = str(error).replace(f"{ROOT}/", "")
-        if not any(directory.glob("*.txt")):
+        if isinstance(error, boot.DeadError):
+            report.splats += _complaints(error.splats, "")
+        elif not any(directory.glob("*.txt")):
             raise
     else:
         if result.status == boot.TIMED_OUT:
