@@ -132,10 +132,7 @@ def _try(broken: Broken) -> str:
     )
     try:
         result = boot.run(
-            "\n".join(script),
-            machine=broken.machine,
-            timeout=_SECONDS + _BOOT,
-            quiet=True,
+            "\n".join(script), machine=broken.machine, timeout=_SECONDS + _BOOT, quiet=True
         )
     except LabError:
         return _DIED

@@ -3,17 +3,15 @@
 The machine's kernel writes to a file of the run every few seconds, see guest.sh; before it
 gets there, its console tells that it boots.
 
-QEMU 7.2 loses an interrupt now and then: helper_vmrun() sets CPU_INTERRUPT_VIRQ in what a CPU
-is asked for without the lock that others set their bits under, so that the APIC's is lost if
-it comes between load and store. The APIC has the interrupt (IRR), the CPU does not get to know,
-and a kernel whose timer does not come again by itself waits for good. With a pause of 20 us
-between load and store that is one in 1,400 VMRUNs that ask for an interrupt window; without,
-one in some millions. Any other interrupt has QEMU look again. So whoever is silent for too
-long gets some, of keyboard and mouse: if that wakes it up, it was the emulator's fault.
+QEMU 7.2 loses an interrupt now and then, as README.md tells: the APIC has it (IRR), the CPU
+does not get to know, and a kernel whose timer does not come again by itself waits for good.
+Any other interrupt has QEMU look again. So whoever is silent for too long gets some, of
+keyboard and mouse.
 """
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -28,6 +26,7 @@ STATE = "stuck"
 """File that gets what QEMU knows of a machine that stands still."""
 
 _SOCKET = "qmp"
+_PENDING = re.compile(r"^IRR\s+\d", re.M)
 _BOOT_SECONDS = 120
 _WAKE_SECONDS = 15
 _DEAD_SECONDS = 30
@@ -42,6 +41,11 @@ def options(directory: Path) -> str:
     # Relative, as the name of a socket is limited to 107 bytes.
     socket = os.path.relpath(directory / _SOCKET, ROOT)
     return f"-qmp unix:{socket},server=on,wait=off"
+
+
+def lost(told: str) -> bool:
+    """Whether an APIC has an interrupt that its CPU has not taken for so long."""
+    return bool(_PENDING.search(told))
 
 
 class Heartbeat:
@@ -80,7 +84,9 @@ class Heartbeat:
 
     def _came_back(self) -> None:
         if self._woken:
-            _tell("it goes on, after an interrupt from outside: the emulator had lost one")
+            told = (self._directory / STATE).read_text()
+            why = "the emulator had lost one" if lost(told) else "why it waited is not known"
+            _tell(f"it goes on, after interrupts from outside: {why}")
         self._silent, self._woken = 0, False
 
     def _wake(self) -> None:

@@ -56,6 +56,14 @@ class HeartbeatTest(unittest.TestCase):
         self.assertEqual(self.looks(), 1000)
 
 
+class LostTest(unittest.TestCase):
+    """Of what QEMU says to `info lapic`."""
+
+    def test_what_an_apic_has(self) -> None:
+        self.assertTrue(heartbeat.lost("ISR\t (none)\nIRR\t 236 \n\nAPR 0x00 TPR 0x10"))
+        self.assertFalse(heartbeat.lost("ISR\t 236 \nIRR\t (none)\n\nAPR 0x00 TPR 0x10"))
+
+
 class EndedTest(unittest.TestCase):
     def test_what_does_not_answer_is_over(self) -> None:
         """A process that never gave a sign of life is ended, as one that is late is."""

@@ -33,10 +33,10 @@ async def _migrate(job: Job, case: Case, directory: Path, progress: Progress) ->
     incoming = Vm(job, "destination", case, directory, progress, "-incoming=defer")
     async with incoming as destination:
         async with Vm(job, "source", case, directory, progress) as source:
-            await _up(source, progress)
+            await _up(source)
             async with Watch(destination) as watch:
                 path = directory / "migration"
-                case.migration = await _move(job, source, destination, path, progress)
+                case.migration = await _move(job, source, destination, path)
                 await _look(case, destination, watch)
         case.sec_pagetables_kib = kvm.sec_pagetables_kib()
 
@@ -46,7 +46,7 @@ async def _restore(job: Job, case: Case, directory: Path, progress: Progress) ->
     await _create(disk)
     drive = [f"-drive=if=none,id=disk,file={disk}", "-device=virtio-blk-pci,drive=disk"]
     async with Vm(job, "source", case, directory, progress, *drive) as source:
-        await _up(source, progress)
+        await _up(source)
         if said := await source.do("human_monitor_command", command_line=f"savevm {_SNAPSHOT}"):
             raise source.error(f"savevm fails: {said.strip()}")
         progress.now("saved")
@@ -64,19 +64,17 @@ async def _create(disk: Path) -> None:
     await process.wait()
 
 
-async def _up(source: Vm, progress: Progress) -> None:
+async def _up(source: Vm) -> None:
     """Wait until the guest has stamped and checked everything once."""
 
     def up(text: str) -> bool:
         return stamps.ready(text, CPUS)
 
     await source.said("its memory is not stamped", up, BOOT_SECONDS)
-    progress.now("the guest is up, its memory stamped and checked once")
+    source.progress.now("the guest is up, its memory stamped and checked once")
 
 
-async def _move(
-    job: Job, source: Vm, destination: Vm, path: Path, progress: Progress
-) -> dict[str, Any]:
+async def _move(job: Job, source: Vm, destination: Vm, path: Path) -> dict[str, Any]:
     """Migrate; return what the source's query-migrate says in the end."""
     capability = {"postcopy": "postcopy-ram", "multifd": "multifd"}.get(job.mode)
     if capability:
@@ -92,7 +90,7 @@ async def _move(
         info = await source.do("query_migrate")
         # QEMU says so a moment before it has added up the times.
         if info["status"] == "completed" and info["total-time"]:
-            progress.now("migrated")
+            source.progress.now("migrated")
             return info
         if info["status"] in ("failed", "cancelled"):
             why = info.get("error-desc", "no reason given")
@@ -101,7 +99,7 @@ async def _move(
             await source.do("migrate_start_postcopy")
             switched = True
         sent = info.get("ram", {}).get("transferred", 0) >> 20
-        progress.still(f"migrating, {sent} of about {job.mem_mib} MiB")
+        source.progress.still(f"migrating, {sent} of about {job.mem_mib} MiB")
         await asyncio.sleep(0.05)
     raise source.error(
         f"the migration is not done after {MIGRATE_SECONDS} s but {info['status']}; "

@@ -75,7 +75,7 @@ class Vm:
         options = [*_options(job, case), f"-serial=file:{self.console}", *more]
         self._command = [QEMU if case.stock_qemu else job.qemu, *options]
         self._qmp = QMPClient(name)
-        self._progress = progress
+        self.progress = progress
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
@@ -142,7 +142,7 @@ class Vm:
                     if self._running.returncode is not None:
                         died = self.error(f"the guest or QEMU died, {what}")
                         raise QemuGoneError(str(died), died.console)
-                    self._progress.still(f"{self.name}: {stamps.progress(text, CPUS)}")
+                    self.progress.still(f"{self.name}: {stamps.progress(text, CPUS)}")
                     await asyncio.sleep(0.1)
         except TimeoutError:
             raise self.error(f"{what} after {seconds:g} s") from None
