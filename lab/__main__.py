@@ -9,30 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lab import (
-    bench,
-    bochs,
-    boot,
-    broken,
-    deb,
-    debug,
-    docs,
-    lint,
-    locking,
-    model,
-    modules,
-    package_test,
-    paths,
-    qemu,
-    refresh,
-    selftests,
-    series,
-    stress,
-    tree,
-)
+from lab import paths
+from lab.check import broken, debug, lint, model, package, stress, suite
 from lab.demo import cli as demo
 from lab.error import LabError
-from lab.suite import cli as suite
+from lab.machine import ept, npt
+from lab.make import deb, modules, qemu, selftests
+from lab.measure import bench, locking
+from lab.source import docs, refresh, series, tree
 
 Command = Callable[[argparse.Namespace], int | None]
 
@@ -72,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.machine != "default":
             raise LabError("--machine is of NPT: Bochs has one machine")
         return _run_on_bochs(args)
-    return boot.run(
+    return npt.run(
         args.cmd,
         cpus=args.cpus,
         mem=args.mem,
@@ -92,7 +76,7 @@ def _run_on_bochs(args: argparse.Namespace) -> int:
         path for path in named if path.is_file() and path.is_relative_to(paths.SELFTESTS)
     }
     commands = [line for line in args.cmd.splitlines() if line.strip()]
-    outcomes = bochs.run(
+    outcomes = ept.run(
         commands,
         sorted(programs),
         args.params,
@@ -137,8 +121,8 @@ def parser() -> argparse.ArgumentParser:
     text = "with assertions, into build/checked"
     building.add_argument("--checked", action="store_true", help=text)
     add("deb", _deb, "build the package kvm-global-tdp-dkms into build/")
-    testing = add("test-package", package_test.run, "install, use, remove it on Debian 12, 13")
-    package_test.configure(testing)
+    testing = add("test-package", package.run, "install, use, remove it on Debian 12, 13")
+    package.configure(testing)
     add("selftests", _selftests, "build KVM's selftests into build/selftests")
     add("docs", _docs, "build the HTML of the documentation; no new warning")
     add("clean", _clean, "remove build/, unless it holds edits")
@@ -175,13 +159,13 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend", choices=("npt", "ept"), default="npt", help="AMD or Intel"
     )
-    boot.add_machine(command)
+    npt.add_machine(command)
     command.add_argument("cmd", help="shell command; runs as root in the repository's root")
 
 
 def _interrupt(*_: object) -> None:
     """End what was started, and then unwind, which ends the emulated machines."""
-    boot.STOPPING.set()
+    npt.STOPPING.set()
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
             with suppress(ProcessLookupError):

@@ -17,7 +17,7 @@ LINUX = BUILD / "linux"
 KMOD = BUILD / "kmod"
 MODULES = BUILD / "modules"
 CHECKED = BUILD / "checked"
-"""The modules once more, with assertions: see lab.modules."""
+"""The modules once more, with assertions: see lab.make.modules."""
 
 SELFTESTS = BUILD / "selftests"
 RESTORE = BUILD / "restore" / "restore"

@@ -3,9 +3,9 @@
 import json
 import unittest
 
-from lab import bench
-from lab.bench import Figure
 from lab.error import LabError
+from lab.measure import bench
+from lab.measure.bench import Figure
 
 
 def figures(**ours: float) -> list[Figure]:

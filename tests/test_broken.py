@@ -2,9 +2,10 @@
 
 import unittest
 
-from lab import broken, tree
+from lab.check import broken
 from lab.error import LabError
 from lab.paths import LINUX
+from lab.source import tree
 
 
 class List(unittest.TestCase):

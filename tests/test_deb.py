@@ -4,7 +4,7 @@ import re
 import subprocess
 import unittest
 
-from lab.deb import Package
+from lab.make.deb import Package
 
 PACKAGE = Package("6.12.117", "6.12.117+1.gabc")
 GOOD = ("6.12.117+deb12-amd64", "6.12.117+deb13-amd64", "6.12.117+deb13.1-amd64")

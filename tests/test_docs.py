@@ -3,7 +3,7 @@
 import unittest
 from pathlib import Path
 
-from lab import docs
+from lab.source import docs
 
 SOURCE = Path("/tree")
 

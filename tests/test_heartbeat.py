@@ -1,11 +1,11 @@
-"""What lab.heartbeat makes of a machine's signs of life."""
+"""What the heartbeat makes of a machine's signs of life."""
 
 import os
 import tempfile
 import unittest
 from pathlib import Path
 
-from lab import boot, heartbeat
+from lab.machine import heartbeat, npt
 
 
 class HeartbeatTest(unittest.TestCase):
@@ -69,8 +69,8 @@ class EndedTest(unittest.TestCase):
         """A process that never gave a sign of life is ended, as one that is late is."""
         with tempfile.TemporaryDirectory() as scratch:
             directory = Path(scratch)
-            ending = boot.pump(["sleep", "60"], directory, [], 1.5)
-        self.assertEqual(ending, boot.Ending.LATE)
+            ending = npt.pump(["sleep", "60"], directory, [], 1.5)
+        self.assertEqual(ending, npt.Ending.LATE)
 
 
 if __name__ == "__main__":

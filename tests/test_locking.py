@@ -3,8 +3,8 @@
 import json
 import unittest
 
-from lab import locking
-from lab.locking import Figure
+from lab.measure import locking
+from lab.measure.locking import Figure
 
 
 def line(kind: str, data: object) -> str:

@@ -6,10 +6,10 @@ import unittest
 from pathlib import Path
 from unittest.mock import patch
 
-from lab import model
+from lab.check import model
+from lab.check.model import Model
+from lab.check.outcome import Outcome, State
 from lab.error import LabError
-from lab.model import Model
-from lab.suite.outcome import Outcome, State
 
 COUNTS_TO_THREE = """
 byte n;

@@ -7,8 +7,9 @@ import unittest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lab import modules, tree
+from lab.make import modules
 from lab.paths import BUILD, LINUX, ROOT
+from lab.source import tree
 
 TRY = """
 import fcntl
@@ -18,7 +19,7 @@ with (BUILD / ".modules.lock").open("w") as lock:
 """
 HOLD_AND_DIE = """
 import os
-from lab import modules
+from lab.make import modules
 with modules.locked():
     os.kill(os.getpid(), 9)
 """

@@ -3,8 +3,8 @@
 import json
 import unittest
 
-from lab import restore
 from lab.error import LabError
+from lab.measure import restore
 
 
 def output(*ways: str) -> str:

@@ -4,7 +4,7 @@ import unittest
 from collections import Counter
 from pathlib import Path
 
-from lab import sparse
+from lab.check import sparse
 
 TREE = Path("/somewhere/kmod")
 KBUILD = (

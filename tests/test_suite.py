@@ -6,12 +6,12 @@ from collections import Counter
 from contextlib import redirect_stdout
 from dataclasses import replace
 
-from lab import boot
-from lab.suite import compare, machine, report
-from lab.suite.machine import Report
-from lab.suite.outcome import Outcome, State, judge, must_run
-from lab.suite.report import Part
-from lab.suite.tests import Test
+from lab.check import compare, machines, report
+from lab.check.machines import Report
+from lab.check.outcome import Outcome, State, judge, must_run
+from lab.check.report import Part
+from lab.check.tests import Test
+from lab.machine import npt
 
 PASSED, FAILED, SKIPPED = State
 TEST = Test("some_test", ("some_test",))
@@ -104,7 +104,7 @@ class Compare(unittest.TestCase):
             self.assertIn(" of 3", verdict.reason)
 
     def test_a_machine_that_stood_still_is_not_flaky(self) -> None:
-        stuck = replace(outcome(FAILED), reason=f"{boot.STILL}; see there")
+        stuck = replace(outcome(FAILED), reason=f"{npt.STILL}; see there")
         ours, stock = [stuck, outcome(PASSED), outcome(PASSED)], [outcome(PASSED)] * 3
         self.assertIs(compare.settle(ours, stock).state, FAILED)
 
@@ -112,7 +112,7 @@ class Compare(unittest.TestCase):
         old = "[   12.5] WARNING: CPU: 1 PID: 77 at arch/x86/kvm/x86.c:99 f+0x1/0x2 [kvm]\n"
         same = old.replace("12.5", "8.1").replace("CPU: 1 PID: 77", "CPU: 0 PID: 5")
         new = old.replace("x86.c:99", "x86.c:100")
-        self.assertEqual(machine.signature(old), machine.signature(same))
+        self.assertEqual(machines.signature(old), machines.signature(same))
         stock, ours = (
             Report(splats=[Outcome("kernel log", FAILED, output=text) for text in texts])
             for texts in ([old], [same, new])

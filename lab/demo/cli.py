@@ -6,13 +6,15 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from lab import boot, debian, modules, params
 from lab.demo import guest, report
 from lab.demo.config import BACKENDS, MODES, Job, Outcome
 from lab.demo.vm import QEMU
 from lab.error import LabError
+from lab.machine import npt, params
+from lab.make import modules
 from lab.paths import BUILD, ROOT, VENV_BIN
 from lab.shell import console
+from lab.source import debian
 
 DIRECTORY = BUILD / "demo"
 
@@ -50,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
         modules.build()
     job = _job(args)
     cases = len(job.sides) * len(job.backends) * job.runs
-    status = boot.run(
+    status = npt.run(
         _command(job),
         mem=f"{2 * args.mem + _LAB_MIB}M",
         stock=args.stock,
         machine="ticking",
         # In turns, a guest within the machine takes minutes to boot; in parallel, now and
-        # then it dies of memory that QEMU's emulation has corrupted, see boot.IN_TURNS.
+        # then it dies of memory that QEMU's emulation has corrupted, see npt.IN_TURNS.
         cpus=1,
         timeout=_BOOT_SECONDS + _CASE_SECONDS * cases,
         tries=3,

@@ -1,0 +1,1 @@
+"""Whatever ends with `N passed, N failed, N skipped`."""

@@ -1,0 +1,178 @@
+"""Look through the C files that the series touches with sparse, and through stock's beside.
+
+Stock KVM has warnings, too, and sparse cannot follow a lock that is taken under a
+condition. So what counts is what stock's files do not have. Each file is looked at as it
+was compiled for build/modules, by the command that Kbuild left behind.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from lab import shell
+from lab.error import LabError
+from lab.make import modules
+from lab.paths import BUILD, KMOD, LINUX
+from lab.shell import console
+from lab.source import debian
+from lab.source.git import BASE, Git
+
+STOCK = BUILD / "sparse" / "kmod"
+"""Stock's sources, laid out like build/kmod; its headers are Debian's."""
+
+_FLAGS = (
+    *("-D__linux__", "-Dlinux", "-D__STDC__", "-Dunix", "-D__unix__", "-D__x86_64__"),
+    *("--arch=x86", "-m64", "-mlittle-endian"),
+    *("-Wbitwise", "-Wno-return-void", "-Wno-unknown-attribute", "-fmax-warnings=unlimited"),
+)
+"""As the kernel's Makefile has them, and no end after the first hundred."""
+
+_WARNING = re.compile(r"^(\S+):\d+:\d+: warning: (.*)$", re.M)
+_ERROR = re.compile(r"^\S+:\d+:\d+: error: .*$", re.M)
+_HEADERS = re.compile(r".*/linux-headers-[^/]*/")
+
+ACCEPTED = {
+    # guard() unlocks by a cleanup attribute, of which sparse knows nothing.
+    (
+        "arch/x86/kvm/mmu/global_tdp.c",
+        "context imbalance in 'gtdp_pass_batch' - wrong count at exit",
+    ),
+    (
+        "arch/x86/kvm/mmu/global_tdp.c",
+        "context imbalance in 'gtdp_resume' - wrong count at exit",
+    ),
+    # tdp_mmu_iter_cond_resched(), which is inlined, drops the caller's lock for a writer.
+    (
+        "arch/x86/kvm/mmu/tdp_mmu.c",
+        "context imbalance in '__tdp_mmu_zap_root' - unexpected unlock",
+    ),
+    # __kvm_handle_hva_range() locks once it has found a memslot; it is inlined, and stock
+    # has this of each of its callers, too.
+    (
+        "virt/kvm/kvm_main.c",
+        "context imbalance in 'kvm_mmu_invalidate_shared' - different lock contexts for basic"
+        " block",
+    ),
+}
+"""What the series has and stock has not, though nothing is wrong."""
+
+Warnings = Counter[tuple[str, str]]
+"""How often a file has a warning; lines move, so they do not tell one from another."""
+
+
+def check() -> None:
+    """Look through what build/modules was built from; LabError if stock was better."""
+    if reasons := judge(list_new()):
+        for reason in reasons:
+            console.print(reason, markup=False, soft_wrap=True)
+        raise LabError(f"sparse objects to KVM in {len(reasons)} places: {reasons[0]}")
+
+
+def judge(new: Warnings) -> list[str]:
+    """Return what is wrong with the warnings that stock does not have."""
+    reasons = [
+        f"{path}: {text}" for path, text in new.elements() if (path, text) not in ACCEPTED
+    ]
+    # Else the next function of that name would be excused, too.
+    reasons += [
+        f"{path}: no longer so, remove it from lab/check/sparse.py: {text}"
+        for path, text in sorted(ACCEPTED)
+        if (path, text) not in new
+    ]
+    return reasons
+
+
+def list_new() -> Warnings:
+    """Return the warnings that stock does not have."""
+    sources = touched()
+    _lay_out_stock()
+    with console.status("Looking through KVM with sparse"):
+        ours = _most(_look_at(KMOD, name) for name in sources)
+        stock = _most(_look_at(STOCK, name) for name in sources if (STOCK / name).exists())
+    return ours - stock
+
+
+def touched() -> list[str]:
+    """Return the C files of the modules that build/linux has changed or added."""
+    git = Git(LINUX)
+    changed = {
+        *git.lines("diff", "--name-only", "--diff-filter=d", BASE),
+        *git.lines("ls-files", "--others", "--exclude-standard"),
+    }
+    found = sorted(
+        name for name in changed if name.endswith(".c") and name.startswith(modules.SOURCES)
+    )
+    if not found:
+        raise LabError("build/linux changes no file of KVM: run make tree")
+    return found
+
+
+def _lay_out_stock() -> None:
+    shutil.rmtree(STOCK, ignore_errors=True)
+    STOCK.mkdir(parents=True)
+    archive = STOCK.parent / "stock.tar"
+    Git(LINUX)("archive", "-o", archive, BASE, *modules.SOURCES)
+    shell.output("tar", "-x", "-f", archive, "-C", STOCK)
+    archive.unlink()
+    for directory in modules.FRONT:
+        # That of a tracepoint includes ../../arch/x86/kvm, as seen from one of them.
+        (STOCK / "front" / directory).mkdir(parents=True)
+
+
+def _most(found: Iterable[Warnings]) -> Warnings:
+    """Return all warnings; what several C files have of a header counts once."""
+    most: Warnings = Counter()
+    for warnings in found:
+        most |= warnings
+    return most
+
+
+def _look_at(tree: Path, name: str) -> Warnings:
+    command = _arguments(name, tree)
+    done = subprocess.run(
+        ["sparse", *_FLAGS, *command],
+        cwd=debian.kernel().headers,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode:
+        # It gives up on the file then: no warning would mean nothing.
+        error = _ERROR.search(done.stderr)
+        raise LabError(f"sparse: {error[0] if error else f'failed on {tree / name}'}")
+    return parse(done.stderr, tree)
+
+
+def _arguments(name: str, tree: Path) -> list[str]:
+    """Return what the compiler was told for build/modules, with the paths of `tree`."""
+    source = KMOD / name
+    saved = source.with_name(f".{source.stem}.o.cmd")
+    if not saved.exists():
+        raise LabError(f"{name} is not compiled: run make modules")
+    return arguments(saved.read_text(), KMOD, tree)
+
+
+def arguments(saved: str, of: Path, tree: Path) -> list[str]:
+    """Return the compiler's arguments that Kbuild has saved, with `tree` in place of `of`."""
+    _, _, command = saved.splitlines()[0].partition(" := ")
+    compiler, _, _ = command.partition(" ; ")
+    words = [word.replace(f"{of}/", f"{tree}/") for word in shlex.split(compiler)]
+    first = next(number for number, word in enumerate(words) if word.startswith("-"))
+    return [word for word in words[first:] if not word.startswith("-Wp,")]
+
+
+def parse(text: str, tree: Path) -> Warnings:
+    """Return the warnings in what sparse printed about a file of `tree`."""
+    return Counter((_place(path, tree), told) for path, told in _WARNING.findall(text))
+
+
+def _place(path: str, tree: Path) -> str:
+    resolved = Path(path).resolve() if path.startswith("/") else Path(path)
+    if resolved.is_relative_to(tree.resolve()):
+        return str(resolved.relative_to(tree.resolve()))
+    return _HEADERS.sub("", str(resolved))

@@ -1,0 +1,81 @@
+"""Run the series' randomised tests for as long as one likes, on NPT, with assertions."""
+
+import argparse
+import secrets
+from collections import Counter
+
+from lab.check import report
+from lab.check.outcome import State
+from lab.machine import npt
+from lab.make import modules, selftests
+from lab.paths import SELFTESTS
+
+_BOOT = 120
+_SWAP = """\
+set -e
+modprobe zram
+echo 256M >/sys/block/zram0/disksize
+mkswap -q /dev/zram0
+swapon /dev/zram0
+"""
+"""Without swap space, the host reclaims nothing of a guest."""
+_CALLS_PER_SECOND = 100
+"""That any machine manages; for the time limit only."""
+_MACHINES = ("default", "4level")
+"""Of npt.MACHINES, in turns, as one has layouts of memslots that the other can't have."""
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Add the options of `stress`."""
+    command.add_argument("--seconds", type=int, default=600, help="how long; 600 by default")
+    _configure(command)
+
+
+def configure_fuzz(command: argparse.ArgumentParser) -> None:
+    """Add the options of `fuzz`."""
+    text = "how many of each kind; 200000 by default"
+    command.add_argument("--calls", type=int, default=200_000, help=text)
+    _configure(command)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Race everything with everything; 1 if a test or a kernel failed."""
+    return _run_all(args, "churn", "-t", "seconds", 2)
+
+
+def fuzz(args: argparse.Namespace) -> int:
+    """Hand random arguments to the interfaces; 1 if a test or a kernel failed."""
+    return _run_all(args, "fuzz", "-n", "calls", 1 / _CALLS_PER_SECOND)
+
+
+def _configure(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--seed", type=lambda text: int(text, 0), help="of an earlier run")
+    command.add_argument("--params", default="global_tdp=1", help="of kvm.ko")
+    command.add_argument("--cpus", type=int, default=2, help="of the emulated machine")
+    npt.add_machine(command, default=None)
+
+
+def _run_all(args: argparse.Namespace, test: str, option: str, unit: str, each: float) -> int:
+    """Share units out among the machines; `each` is what one may take, in seconds."""
+    modules.build(checked=True)
+    selftests.build()
+    machines = [args.machine] if args.machine else _MACHINES
+    share = -(-getattr(args, unit) // len(machines))
+    seed = secrets.randbits(31) if args.seed is None else args.seed
+    program = SELFTESTS / "x86_64" / f"global_tdp_{test}_test"
+    states = []
+    for machine in machines:
+        again = f"--machine {machine} --seed {seed:#x}"
+        print(f"{test}: {share} {unit}, {again}", flush=True)
+        status = npt.run(
+            f"{_SWAP}{program} {option} {share} -s {seed:#x}",
+            cpus=args.cpus,
+            params=args.params,
+            machine=machine,
+            checked=True,
+            timeout=share * each + _BOOT,
+        ).status
+        states.append(State.FAILED if status else State.PASSED)
+        verdict = "passed" if status == 0 else f"failed, status {status}"
+        print(f"{test}: {verdict}, {again}")
+    return report.end(Counter(states))

@@ -1,0 +1,222 @@
+"""What is run, with which arguments, and what is left out and why."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from lab.check.tools import names
+from lab.error import LabError
+from lab.machine import ept
+from lab.make import delay, selftests
+from lab.paths import ROOT, SELFTESTS, VENV_BIN
+
+TIMEOUT = 120
+_LONG = 300
+"""For slow ones: what takes 40 s alone takes 120 beside other work."""
+
+_OURS = "x86_64/global_tdp_"
+
+_PERF = ("-b", "16M", "-v", "2")
+_DIRTY_RING = ("-M", "dirty-ring", "-I", "100", "-i", "6")
+"""Every 10 ms, as by default, it asks more of a vCPU than a slow one gets done: with stock
+modules, too, it then takes old values for lost writes."""
+
+_ARGUMENTS: dict[str, list[tuple[str, ...]]] = {
+    "access_tracking_perf_test": [_PERF],
+    "demand_paging_test": [_PERF, (*_PERF, "-u", "MINOR", "-s", "shmem")],
+    "dirty_log_perf_test": [(*_PERF, "-i", "2")],
+    "dirty_log_test": [("-M", "dirty-log"), ("-M", "clear-log"), _DIRTY_RING],
+    "kvm_page_table_test": [("-b", "64M", "-v", "2")],
+    "max_guest_memory_test": [("-c", "2", "-m", "1", "-s", "1")],
+    "memslot_modification_stress_test": [("-i", "20")],
+    # The last, RW, wants the guest to be done with its memory within 10 s.
+    "memslot_perf_test": [("-l", "1", "-s", "64", "-e", "4")],
+    "x86_64/dirty_log_page_splitting_test": [("-b", "64M")],
+}
+"""Sizes for an emulated CPU; every element is a run of its own. Others run bare."""
+
+_SLOW = {"set_memory_region_test", "kvm_create_max_vcpus", "x86_64/hyperv_tlb_flush"}
+
+_SCRIPTS = {"x86_64/nx_huge_pages_test": "x86_64/nx_huge_pages_test.sh"}
+"""Programs that want the shell script beside them to be run."""
+
+_HUGE_PAGES = {"x86_64/dirty_log_page_splitting_test": 72}
+"""What a program wants reserved, of 2 MiB each."""
+
+_NX = "/sys/module/kvm/parameters/nx_huge_pages"
+_VARIANTS = {
+    "npt": (
+        "nx_huge_pages=force",
+        f'old=$(cat {_NX}); echo force >{_NX} && "$0"; s=$?; echo $old >{_NX}; exit $s',
+        ("populate", "dirty", "root"),
+    ),
+    "ept": (
+        "eptad=0",
+        f"rmmod kvm_intel && insmod /lab/kvm-intel.ko {ept.KVM_INTEL} eptad=0 && "
+        f'"$0"; s=$?; rmmod kvm_intel; insmod /lab/kvm-intel.ko {ept.KVM_INTEL}; exit $s',
+        ("populate", "dirty"),
+    ),
+}
+"""Parameters to run some of the series' tests with, too, in the same boot: how they are
+called, how they are set, and which tests. EPT has 4 levels, NPT 5 (`-cpu max`)."""
+
+ON_MACHINES = {
+    "4level": ("reach", "churn", "fuzz"),
+    "iommu": ("assigned",),
+}
+"""Tests that want another of npt.MACHINES: memslots beyond what a VM's page tables
+reach; a device to assign."""
+
+_DELAYED = {
+    "locking": ("make_spte", 200),
+    "churn": ("kvm_mmu_notifier_invalidate_range_start", 200),
+    "nested": ("fast_page_fault", 5000),
+    "refuse": ("kvm_mmu_topup_memory_cache", 5000),
+}
+"""Tests of the series that are run again with a function of the kernel returning late, by
+so many microseconds: a page is in the dirty log, but not writable yet; a range is
+registered as being invalidated, but still mapped by the host; a fault has looked its memslot
+up."""
+
+_PRIVATE = (
+    "guest_memfd_test",
+    "pre_fault_memory_test",
+    "x86_64/private_mem_conversions_test",
+    "x86_64/private_mem_kvm_exits_test",
+)
+"""Of the kernel's own tests, those that are about VMs with memory attributes, or have a part
+for them: they take KVM_SW_PROTECTED_VM, i.e. our modules with assertions."""
+
+_LEFT_OUT = {
+    "hardware_disable_test": "left out: does not end within 120 s on an emulated CPU",
+    "rseq_test": "left out: does not end within 120 s on an emulated CPU",
+}
+
+_EMULATION = dict.fromkeys(
+    (
+        "debug_regs",
+        "monitor_mwait_test",
+        "nested_exceptions_test",
+        "svm_nested_soft_inject_test",
+    ),
+    "the emulated CPU is not like a real one",
+)
+"""Tests that fail on stock modules, and why: not worth repeating."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """A run of a program of build/selftests."""
+
+    name: str
+    argv: tuple[str, ...]
+    timeout: float = TIMEOUT
+    huge_pages: int = 0
+    left_out: str = ""
+    """Why it is not run, if so."""
+    known_to_fail: str = ""
+    """Why it fails on stock modules, if it does."""
+
+
+def ours(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series, or those of them that are `wanted` by name."""
+    built = [name for name in _programs() if name.startswith(_OURS) and name.endswith("_test")]
+    tests = [_test(name) for name in built]
+    if not tests:
+        raise LabError("build/selftests has no global_tdp_*_test: is one in the series?")
+    known = {test.name for test in tests}
+    if unknown := set(wanted) - known:
+        raise LabError(f"no test {', '.join(sorted(unknown))}; there are {' '.join(known)}")
+    return [test for test in tests if not wanted or test.name in wanted]
+
+
+def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series that want this one of npt.MACHINES."""
+    names = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in ON_MACHINES[kind]}
+    return [test for test in ours(wanted) if test.name in names]
+
+
+def variants(backend: str, wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series that are run with other parameters, too."""
+    title, script, names = _VARIANTS[backend]
+    chosen = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in names}
+    return [
+        replace(test, name=f"{test.name}, {title}", argv=("sh", "-c", script, *test.argv))
+        for test in ours()
+        if test.name in chosen and (not wanted or test.name in wanted)
+    ]
+
+
+def pml(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return whether PML is on, and the kernel's own tests of it, on EPT."""
+    if wanted:
+        return []
+    modes = (("-M", "dirty-log", "-i", "4"), ("-M", "clear-log", "-i", "4"), _DIRTY_RING)
+    return [
+        Test("PML is on", ("grep", "Y", "/sys/module/kvm_intel/parameters/pml")),
+        *(_test("dirty_log_test", *mode) for mode in modes),
+    ]
+
+
+def delayed(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series that are run with the window of a race widened."""
+    chosen = {f"{_OURS.removeprefix('x86_64/')}{name}_test": name for name in _DELAYED}
+    found = []
+    for test in ours():
+        if test.name in chosen and (not wanted or test.name in wanted):
+            function, usecs = _DELAYED[chosen[test.name]]
+            script = f'{with_delay(function, usecs)} && "$0"; s=$?; rmmod lab_delay; exit $s'
+            name = f"{test.name}, {function}() late"
+            found.append(replace(test, name=name, argv=("sh", "-c", script, *test.argv)))
+    return found
+
+
+def with_delay(function: str, usecs: int) -> str:
+    """Return the command that has a function return late from now on."""
+    load = f"insmod {delay.MODULE} function={function} usecs={usecs}"
+    # A test that was killed left it behind.
+    return f"{{ rmmod lab_delay 2>/dev/null; {load}; }}"
+
+
+def stock(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests the kernel already has, or those of the programs `wanted`."""
+    names = [name for name in _programs() if not name.startswith(_OURS)]
+    return list(_stock(name for name in names if not wanted or name in wanted))
+
+
+def private(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the kernel's own tests of VMs with memory attributes."""
+    return [] if wanted else stock(_PRIVATE)
+
+
+def tools(*, stock: bool) -> list[Test]:
+    """Return the checks of the bpftrace tools."""
+    python = ("env", f"PYTHONPATH={ROOT}", str(VENV_BIN / "python"), "-S", "-B")
+    return [
+        Test(f"tools: {name}", (*python, "-m", "lab.check.tools", name), timeout=_LONG)
+        for name in names(stock=stock)
+    ]
+
+
+def _programs() -> list[str]:
+    return [name for name in selftests.programs() if os.access(SELFTESTS / name, os.X_OK)]
+
+
+def _stock(names: Iterable[str]) -> Iterable[Test]:
+    for name in names:
+        for args in _ARGUMENTS.get(name, [()]):
+            yield _test(name, *args)
+
+
+def _test(program: str, *args: str) -> Test:
+    path = SELFTESTS / _SCRIPTS.get(program, program)
+    name = program.removeprefix("x86_64/")
+    slow = program.startswith(_OURS) or program in _SLOW | _ARGUMENTS.keys()
+    return Test(
+        name=" ".join((name, *args)),
+        argv=(*(("bash",) if path.suffix == ".sh" else ()), str(path), *args),
+        timeout=_LONG if slow else TIMEOUT,
+        huge_pages=_HUGE_PAGES.get(program, 0),
+        left_out=_LEFT_OUT.get(name, ""),
+        known_to_fail=_EMULATION.get(name, ""),
+    )

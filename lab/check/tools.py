@@ -1,0 +1,282 @@
+"""Run each bpftrace tool, and perf, over a real VM; check their counts against KVM's own.
+
+    python -m lab.check.tools CHECK       # in the lab machine, as root
+    python -m lab.check.tools watch FILE PROGRAM [ARGUMENT ...]
+
+`watch` runs a program and keeps each VM that it creates until it has ended, for what
+KVM counted, in debugfs, would be gone with the VM otherwise. It writes that to FILE.
+Only the standard library is imported, as starting takes long on an emulated CPU.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from lab.paths import RESTORE, ROOT, SELFTESTS
+
+TOOLS = ROOT / "bpftrace"
+
+_DEBUGFS = Path("/sys/kernel/debug/kvm")
+_PIDFD_GETFD = 438
+_COUNTERS = re.compile(r"pf_\w+|tdp_populated_\w+")
+_FLUSHED = 0.1
+"""Seconds; interval probes have run by then."""
+
+_FAULTS = (str(SELFTESTS / "demand_paging_test"), "-b", "4M", "-v", "2")
+_LARGE_MIB, _ALIASES = 128, 64
+_BENCH = str(SELFTESTS / "x86_64/global_tdp_locking_bench")
+_LARGE = (_BENCH, "-t", "2", "-m", str(_LARGE_MIB), "-r", "1")
+"""Two threads of the VMM, then two of the kernel, populate 8 GiB: so many times the same."""
+_COMM = 15
+"""Characters of a thread's name that the kernel keeps."""
+_MIB = 4
+_PAGES = _MIB << 8
+_WRITE_STEP = 8
+"""The guest of RESTORE writes to one of so many pages."""
+
+Counters = dict[str, int]
+
+
+def fault_latency() -> None:
+    """Check the faults by result, those of one kind, and the sum of the histogram."""
+    told, counted, _ = _trace("fault_latency.bt", _FAULTS)
+    by_result: Counters = {}
+    for key, stats in told["@faults"].items():
+        result = key.rpartition(",")[2]
+        by_result[result] = by_result.get(result, 0) + stats["count"]
+    seen = sum(number for result, number in by_result.items() if result != "none")
+    _same("faults", seen, counted["pf_taken"])
+    for result in ("fixed", "spurious", "emulate"):
+        _same(f"faults {result}", by_result.get(result, 0), counted[f"pf_{result}"])
+    in_histogram = sum(step["count"] for steps in told["@ns"].values() for step in steps)
+    _same("faults in the histogram", in_histogram, sum(by_result.values()))
+    writes = sum(s["count"] for key, s in told["@faults"].items() if key.startswith("write"))
+    _at_least("faults to write, by two vCPUs of 4 MiB", writes, 2 * _PAGES)
+
+
+def brownout() -> None:
+    """Check the faults of all intervals, and their times."""
+    told, counted, text = _trace("brownout.bt", _FAULTS)
+    rows = [[int(word) for word in line.split()] for line in text if _is_row(line, 4)]
+    _same("faults", told["@total_faults"], counted["pf_taken"])
+    _same("faults of all intervals", sum(row[1] for row in rows), counted["pf_taken"])
+    _at_least("intervals", len(rows), 2)
+    _same("order of the intervals", rows, sorted(rows))
+    slack = len(rows) + counted["pf_taken"]
+    gap = abs(told["@total_us"] - sum(row[2] for row in rows))
+    _at_least("agreement of the times, less what is rounded off", slack, gap)
+
+
+def mmu_lock() -> None:
+    """Check the SPTEs that were zapped for the host, in how many holds of the lock.
+
+    The VM has no Global TDP. Each run of the guest writes to some pages, each of which
+    the host copies, and so zaps; then the host zaps all.
+    """
+    program = (str(RESTORE), "-m", str(_MIB), "-r", "2", _snapshot(), "plain")
+    told, _, text = _trace("mmu_lock.bt", program, "1")
+    runs = [json.loads(line) for line in text if line.startswith('{"way"')]
+    _same("runs of the guest", len(runs), 3)
+    copied = sum(run["pages"] // _WRITE_STEP for run in runs)
+    zapped = sum(run["zapped"] for run in runs)
+    _same("pages that KVM counts as zapped", zapped, 3 * _PAGES)
+    name = "kvm_mmu_notifier_invalidate_range_start"
+    mine = {key: n for key, n in told["@sptes"].items() if key.startswith(name)}
+    _same("SPTEs", sum(mine.values()), zapped + copied)
+    holds = sum(n for key, n in told["@holds"].items() if key.startswith(name))
+    _at_least("holds", holds, copied + len(runs))
+    in_histograms = sum(s["count"] for steps in told["@held_us"].values() for s in steps)
+    _same("holds in the histograms", in_histograms, sum(told["@holds"].values()))
+    longest = max(told["@held_us_max"].values())
+    live = [line.split() for line in text if re.match(r"\d\d:\d\d:\d\d ", line)]
+    _same("longest hold that was shown live", max(int(row[3]) for row in live), longest)
+    _same("SPTEs of holds shown live", any(int(row[5]) > 0 for row in live), True)
+
+
+def populate() -> None:
+    """Check pages that were mapped ahead, by KVM_POPULATE_MEMORY and by the follower."""
+    for way in ("read+populate", "read+follow"):
+        program = (str(RESTORE), "-m", str(_MIB), _snapshot(), way)
+        told, counted, text = _trace("populate.bt", program)
+        installed = sum(told["@pages_installed"].values())
+        pages = counted["tdp_populated_4k"] + 512 * counted["tdp_populated_2m"]
+        _same(f"pages installed, {way}", installed, pages)
+        _at_least(f"pages installed, {way}", installed, _PAGES)
+        thread = ("follower", "kvm-gtdp") if "follow" in way else ("VMM", "restore")
+        _same("threads that do", _populating(told), {thread})
+        if "follow" in way:
+            passes = [line.split() for line in text if re.match(r"\d\d:\d\d:\d\d \d", line)]
+            _same("passes shown", len(passes), sum(told["@passes"].values()))
+            _same("pages of all passes", sum(int(row[4]) for row in passes), pages)
+
+
+def populate_large() -> None:
+    """Check who maps the pages of a VM that is large enough for the follower to have help."""
+    told, _, _ = _trace("populate.bt", _LARGE)
+    follower = {("follower", name) for name in ("kvm-gtdp", "kvm-gtdp-help")}
+    vmm = {("VMM", Path(_BENCH).name[:_COMM])}
+    _same("threads that do", _populating(told), follower | vmm)
+    for who in ("follower", "VMM"):
+        installed = sum(n for key, n in told["@pages_installed"].items() if f",{who}," in key)
+        _same(f"pages installed by the {who}", installed, (_LARGE_MIB << 8) * _ALIASES)
+
+
+def _populating(told: dict[str, object]) -> set[tuple[str, ...]]:
+    """Return whose threads populated, and their names."""
+    return {tuple(key.split(",")[1:]) for key in told["@pages_installed"]}
+
+
+def populate_on_stock() -> None:
+    """Check that the one tool that needs our modules says so, and fails."""
+    done = subprocess.run(
+        ["bpftrace", "-c", "/bin/true", TOOLS / "populate.bt"], capture_output=True, text=True
+    )
+    _same("bpftrace fails", done.returncode != 0, True)
+    message = "tracepoint not found: kvmmmu:kvm_tdp_populate"
+    _same("it says why", message in done.stdout + done.stderr, True)
+
+
+def perf() -> None:
+    """Check the recipe: the tracepoint that fires once a stage-2 fault."""
+    with tempfile.TemporaryDirectory() as directory:
+        result, counts = Path(directory, "perf"), Path(directory, "counted")
+        command = ["perf", "stat", "-a", "-x,", "-o", result, "-e", "kvm:kvm_page_fault"]
+        subprocess.run([*command, "--", *_watched(counts, _FAULTS)], check=True)
+        fields = [line.split(",") for line in result.read_text().splitlines()]
+        told = [int(words[0]) for words in fields if words[0].isdigit()]
+        _same("faults", sum(told), json.loads(counts.read_text())["pf_taken"])
+
+
+def _trace(
+    tool: str, program: Sequence[str], *args: str
+) -> tuple[dict[str, object], Counters, list[str]]:
+    """Return the maps of a tool, what KVM counted, and the lines of tool and program."""
+    with tempfile.TemporaryDirectory() as directory:
+        counts = Path(directory, "counted")
+        child = " ".join(_watched(counts, program))
+        command = ["bpftrace", "-f", "json", "-c", child, TOOLS / tool, *args]
+        done = subprocess.run(command, capture_output=True, text=True)
+        print(done.stdout, done.stderr, flush=True)
+        if done.returncode:
+            raise AssertionError(f"{tool} ended with status {done.returncode}")
+        maps: dict[str, object] = {}
+        text = ""
+        others: list[str] = []
+        for line in done.stdout.splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                entry = {}
+            if entry.get("type") in ("map", "hist", "stats"):
+                maps |= entry["data"]
+            elif entry.get("type") in ("printf", "time"):
+                text += entry["data"]
+            elif not entry.get("type"):
+                # The program's, maybe in the middle of a line of the tool's.
+                others.append(line)
+        counted = json.loads(counts.read_text())
+        _same(f"status of {program[0]}", counted.pop("status"), 0)
+        return maps, counted, [*text.splitlines(), *others]
+
+
+def _watched(counts: Path, program: Sequence[str]) -> list[str]:
+    python = [sys.executable, "-S", "-B", "-m", "lab.check.tools"]
+    return ["/usr/bin/env", f"PYTHONPATH={ROOT}", *python, "watch", str(counts), *program]
+
+
+def _watch(file: Path, program: Sequence[str]) -> int:
+    """Run the program; write its status and what KVM counted for all of its VMs, summed up."""
+    known, held = _vms(), {}
+    running = subprocess.Popen(program)
+    while running.poll() is None:
+        for name in _vms() - known - held.keys():
+            if (kept := _keep(name)) is not None:
+                held[name] = kept
+        time.sleep(0.001)
+    time.sleep(_FLUSHED)
+    counters: Counters = {}
+    for name in held:
+        for path in (_DEBUGFS / name).iterdir():
+            if _COUNTERS.fullmatch(path.name):
+                counters[path.name] = counters.get(path.name, 0) + int(path.read_text())
+    counters["status"] = running.returncode
+    file.write_text(json.dumps(counters))
+    return running.returncode
+
+
+def _vms() -> set[str]:
+    return {path.name for path in _DEBUGFS.iterdir() if "-" in path.name}
+
+
+def _keep(name: str) -> int | None:
+    """Get hold of another process's VM; debugfs calls it PID-FD, even just before it is."""
+    pid, _, fd = name.partition("-")
+    process = os.pidfd_open(int(pid))
+    libc = ctypes.CDLL(None, use_errno=True)
+    got = libc.syscall(_PIDFD_GETFD, process, int(fd), 0)
+    os.close(process)
+    if got < 0 and ctypes.get_errno() != errno.EBADF:
+        raise OSError(ctypes.get_errno(), f"pidfd_getfd of VM {name}")
+    return got if got >= 0 else None
+
+
+def _snapshot() -> str:
+    path = Path(tempfile.gettempdir(), "snapshot")
+    if not path.exists():
+        command = [RESTORE, "-m", str(_MIB), path, "plain"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return str(path)
+
+
+def _is_row(line: str, fields: int) -> bool:
+    words = line.split()
+    return len(words) == fields and all(word.isdigit() for word in words)
+
+
+def _same(what: str, told: object, expected: object) -> None:
+    print(f"{what}: {told}, expected {expected}", flush=True)
+    if told != expected:
+        raise AssertionError(f"{what}: {told}, expected {expected}")
+
+
+def _at_least(what: str, told: int, least: int) -> None:
+    print(f"{what}: {told}, at least {least}", flush=True)
+    if told < least:
+        raise AssertionError(f"{what}: {told}, expected {least} at least")
+
+
+CHECKS: dict[bool, tuple[Callable[[], None], ...]] = {
+    True: (fault_latency, brownout, mmu_lock, perf, populate_on_stock),
+    False: (fault_latency, brownout, mmu_lock, perf, populate, populate_large),
+}
+"""On stock modules, and on ours."""
+
+
+def names(*, stock: bool) -> Iterator[str]:
+    """Return what is to be run."""
+    return (check.__name__ for check in CHECKS[stock])
+
+
+def main() -> int:
+    """Do one check, or watch."""
+    if sys.argv[1] == "watch":
+        return _watch(Path(sys.argv[2]), sys.argv[3:])
+    checks = {check.__name__: check for group in CHECKS.values() for check in group}
+    try:
+        checks[sys.argv[1]]()
+    except AssertionError as error:
+        print(f"{sys.argv[1]}: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

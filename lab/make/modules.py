@@ -1,0 +1,170 @@
+"""KVM's modules, built out of tree against the headers of the stock kernel.
+
+arch/x86/kvm and virt/kvm are mirrored from build/linux to build/kmod. Headers outside
+of them that the series changes or adds go to build/kmod/front, which is searched before
+the stock ones. Only files whose content differs are written, so make rebuilds little.
+What is in build/kmod does not depend on where it is: lab.make.deb packs the same mirror.
+
+build/checked has the modules once more, for tests: with the MMU's assertions, with stack
+variables that are not zeroed, and with KVM_SW_PROTECTED_VM, i.e. VMs with memory attributes.
+These options are KVM's own, or the compiler's, and change nothing that the rest of the
+kernel shares with KVM. What is counted or timed is counted and timed in build/modules.
+"""
+
+import fcntl
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from lab import shell
+from lab.paths import BUILD, CHECKED, KMOD, LINUX, MODULES
+from lab.shell import console
+from lab.source import debian, tree
+from lab.source.git import BASE, Git
+
+NAMES = ("kvm", "kvm-amd", "kvm-intel")
+SOURCES = ("arch/x86/kvm", "virt/kvm")
+FRONT = ("arch/x86/include", "include", "arch/x86/include/uapi", "include/uapi")
+BUILT = (
+    *("*.o", "*.s", "*.ko", "*.mod", "*.mod.c", "*.symvers"),
+    *("modules.order", ".*", "*-offsets.h"),
+)
+CHECKS = (
+    *("-DCONFIG_KVM_PROVE_MMU=1", "-DCONFIG_KVM_SW_PROTECTED_VM=1"),
+    # Debian's kernel has =zero, which hides what was forgotten to be initialised.
+    "-ftrivial-auto-var-init=pattern",
+    # Nobody debugs these; without it, they are built in half the time.
+    "-g0",
+)
+"""What the compiler is told for build/checked."""
+# Changed files that the modules do not need, and those they could not have.
+ELSEWHERE = re.compile(r"(arch/x86/include|include|tools|Documentation|samples)/|[A-Z]+$")
+
+
+class Kind(NamedTuple):
+    """A build of the modules: where its sources are composed, where it is put."""
+
+    sources: Path
+    into: Path
+    checked: bool
+
+
+PLAIN = Kind(KMOD, MODULES, checked=False)
+WITH_CHECKS = Kind(CHECKED / "kmod", CHECKED, checked=True)
+
+
+def build(*, checked: bool = False) -> None:
+    """Bring build/modules, or build/checked, up to date with build/linux."""
+    kind = WITH_CHECKS if checked else PLAIN
+    with locked():
+        tree.ensure()
+        mirror(kind.sources, checked=checked)
+        compile_in(kind.sources, kind.into.name, checked=checked)
+        for name in NAMES:
+            _install(kind, name)
+    made = ", ".join(f"{name}.ko" for name in NAMES)
+    console.print(f"build/{kind.into.name}: {made}")
+
+
+def compile_in(
+    mirrored: Path, log: str = "modules", *, werror: bool = True, checked: bool = False
+) -> None:
+    """Build the modules of what mirror() has composed; the log is build/LOG.log."""
+    options = ["DEBIAN_KERNEL_USE_CCACHE=1"]
+    if checked:
+        # It is made of the debug information, which these don't have.
+        options.append("CONFIG_DEBUG_INFO_BTF_MODULES=")
+    with console.status(f"Building kvm.ko, kvm-amd.ko, kvm-intel.ko ({log})"):
+        shell.build(
+            log,
+            *("make", "-C", debian.kernel().headers, f"M={mirrored / 'arch/x86/kvm'}", "-j2"),
+            *(f"CONFIG_KVM_WERROR={'y' if werror else 'n'}", *options, "modules"),
+        )
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Wait for other builds of this repository to end; the kernel unlocks if this one dies."""
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / ".modules.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print("waiting for another build of the modules to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def mirror(into: Path, *, checked: bool = False) -> None:
+    """Compose the sources of the modules of build/linux, and a Kbuild for them, in `into`."""
+    for source in SOURCES:
+        target = into / source
+        target.mkdir(parents=True, exist_ok=True)
+        built = [f"--exclude={pattern}" for pattern in BUILT]
+        shell.output(
+            *("rsync", "-rlp", "--checksum", "--delete", "--exclude=/Makefile", *built),
+            *(f"{LINUX / source}/", f"{target}/"),
+        )
+        _write(target / "Makefile", _makefile(source, checked=checked))
+    git = Git(LINUX)
+    changed = {
+        *git.lines("diff", "--name-only", "--diff-filter=d", BASE),
+        *git.lines("ls-files", "--others", "--exclude-standard"),
+    }
+    outside = sorted(name for name in changed if not name.startswith(SOURCES))
+    for name in outside:
+        if not ELSEWHERE.match(name):
+            console.print(f"not in the modules, but changed: {name}", style="yellow")
+    _mirror_headers(
+        into / "front",
+        [name for name in outside if name.startswith(("arch/x86/include/", "include/"))],
+    )
+
+
+def _makefile(source: str, *, checked: bool) -> str:
+    """Return the kernel's Makefile, with paths that are good outside of its tree."""
+    path = LINUX / source / "Makefile"
+    if not path.exists():
+        return ""
+    text = path.read_text()
+    text = text.replace("$(srctree)/arch/x86/kvm", "$(src)")
+    text = text.replace("$(srctree)/virt/kvm", "$(src)/../../../virt/kvm")
+    front = " ".join(f"-I$(src)/../../../front/{name}" for name in FRONT)
+    if checked:
+        text = f"ccflags-y += {' '.join(CHECKS)}\n{text}"
+    return f"LINUXINCLUDE := {front} $(LINUXINCLUDE)\n{text}"
+
+
+def _mirror_headers(front: Path, names: Iterable[str]) -> None:
+    wanted = {front / name: LINUX / name for name in names}
+    for directory in FRONT:
+        (front / directory).mkdir(parents=True, exist_ok=True)
+    present = {path for path in front.rglob("*") if path.is_file()}
+    if present != set(wanted):
+        # What was built has another header on record for these: start over.
+        shutil.rmtree(front)
+        for source in SOURCES:
+            for stale in (front.parent / source).rglob("*.o"):
+                stale.unlink()
+    for target, origin in wanted.items():
+        _write(target, origin.read_text())
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _install(kind: Kind, name: str) -> None:
+    built = kind.sources / "arch/x86/kvm" / f"{name}.ko"
+    target = kind.into / built.name
+    if target.exists() and target.stat().st_mtime >= built.stat().st_mtime:
+        return
+    kind.into.mkdir(exist_ok=True)
+    scratch = target.with_suffix(".tmp")
+    shell.output("strip", "--strip-debug", built, "-o", scratch)
+    scratch.rename(target)

@@ -1,0 +1,42 @@
+"""KVM's selftests: static programs, so that any guest runs them."""
+
+from lab import shell
+from lab.paths import BUILD, LINUX, SELFTESTS
+from lab.shell import console
+from lab.source import tree
+
+SOURCE = LINUX / "tools/testing/selftests/kvm"
+HEADERS = BUILD / "headers"
+"""Where the kernel's user headers go: outside of the tree, which stays clean."""
+
+
+def build() -> None:
+    """Bring build/selftests up to date with build/linux."""
+    tree.ensure()
+    SELFTESTS.mkdir(exist_ok=True)
+    with console.status("Building the KVM selftests"):
+        shell.build(
+            "headers", "make", "-C", LINUX, f"O={HEADERS}", "ARCH=x86", "headers", "-j2"
+        )
+        shell.build(
+            "selftests",
+            *(
+                "make",
+                "-C",
+                SOURCE,
+                f"OUTPUT={SELFTESTS}",
+                "ARCH=x86",
+                "LDFLAGS=-static",
+                "-j2",
+            ),
+            f"KHDR_INCLUDES=-isystem {HEADERS}/usr/include",
+        )
+        scripts = ("--include=*/", "--include=*.sh", "--exclude=*")
+        shell.output("rsync", "-rlpt", *scripts, f"{SOURCE}/", f"{SELFTESTS}/")
+    console.print(f"build/selftests: {len(programs())} programs")
+
+
+def programs() -> list[str]:
+    """Return what was built, as paths below build/selftests."""
+    found = (path.with_suffix("") for path in SELFTESTS.rglob("*.d"))
+    return sorted(str(path.relative_to(SELFTESTS)) for path in found if path.is_file())

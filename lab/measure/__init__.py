@@ -1,0 +1,1 @@
+"""Costs: counted, timed, drawn."""

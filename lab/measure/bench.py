@@ -1,0 +1,253 @@
+"""make bench: what it costs to map a page, on stock modules and on ours, side by side.
+
+One boot of an emulated CPU under -icount, where a nanosecond is an instruction: the
+benchmark runs on the distribution's modules, on ours, and once more on both, so that a
+drift of the machine would show. global_tdp is off; the cases turn on what they measure.
+Then the same for restoring a guest's memory from a snapshot file (lab.measure.restore).
+"""
+
+import argparse
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lab.check import report
+from lab.check.outcome import State
+from lab.error import LabError
+from lab.machine import npt, params
+from lab.make import modules, selftests
+from lab.measure import restore
+from lab.paths import BUILD, ROOT, SELFTESTS
+from lab.shell import console
+from lab.source import debian
+
+DIRECTORY = BUILD / "bench"
+PROGRAM = SELFTESTS / "x86_64" / "global_tdp_bench"
+DOCUMENT = ROOT / "docs" / "costs.md"
+
+BACKINGS = {"4k": "4 KiB", "thp": "THP"}
+ROUNDS = 2
+_WIDTH = 110
+_NUMBER = re.compile(r"\s*([\d.]+)")
+
+NOTE = """\
+touch: a vCPU's first access; prefault: KVM_PRE_FAULT_MEMORY; populate: KVM_POPULATE_MEMORY.
+Instructions executed per 4 KiB page, counted by the emulator (-icount). VM entry and exit
+count as one instruction each there and cost over a thousand cycles on silicon: this
+understates what an avoided exit is worth."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row: a case of the program, on whose modules, and what it is to reach."""
+
+    name: str
+    label: str
+    stock: bool = False
+    at_most: tuple[float | None, float | None] = (None, None)
+    """Instructions a page with 4 KiB pages, and with THP."""
+    faults_at_most: int | None = None
+    over_stock: float | None = None
+    """Per cent over the same case on stock modules."""
+
+    told: str = ""
+    """How the row begins in which DOCUMENT has the figures."""
+
+
+CASES = (
+    Case("touch", "touch, stock modules", stock=True, told="stock: a vCPU's first touch"),
+    Case(
+        "prefault", "prefault, stock modules", stock=True, told="stock: `KVM_PRE_FAULT_MEMORY`"
+    ),
+    Case("touch", "touch, feature off", over_stock=0.5, told="first touch, Global TDP"),
+    Case(
+        "prefault", "prefault, feature off", over_stock=0.5, told="`KVM_PRE_FAULT_MEMORY`, the"
+    ),
+    Case("fault_around", "touch, fault-around", at_most=(40, None), told="first touch with"),
+    Case("populate", "populate", at_most=(22, 2), told="`KVM_POPULATE_MEMORY`"),
+    Case("populate_touch", "populate, then touch", faults_at_most=1),
+    Case("populate_again", "populate again", at_most=(11, 11), told="looking at"),
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one case on one backing came to."""
+
+    modules: str
+    case: str
+    backing: str
+    ns_per_page: float
+    faults: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure beside its target; `met` is None where there is none."""
+
+    figure: Figure
+    target: str = ""
+    met: bool | None = None
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--mib", type=int, default=64, help="of guest memory")
+    parser.add_argument("--no-build", action="store_true", help="take what is built")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds, with the boot")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and show; 1 if a target is missed."""
+    if not args.no_build:
+        modules.build()
+        selftests.build()
+        restore.build()
+    if not PROGRAM.exists():
+        raise LabError(f"{PROGRAM.relative_to(ROOT)} is not there: is it in the series?")
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for old in (*DIRECTORY.glob("*.txt"), *DIRECTORY.glob("restore.*")):
+        old.unlink()
+    console.print("Counting instructions: stock modules, then ours; some minutes")
+    result = npt.run(_script(args.mib), icount=True, stock=True, timeout=args.timeout)
+    if result.status:
+        raise LabError(f"the benchmark ended with status {result.status}; see its output above")
+    figures = list(best(_read()))
+    cells = judge(figures)
+    restored = restore.figures(_restored())
+    _show(cells)
+    restore.show(restored, _WIDTH)
+    saved = DIRECTORY / "bench.json"
+    content = {"mib": args.mib, "kernel": debian.kernel().release, "note": NOTE}
+    content["figures"] = [asdict(figure) for figure in figures]
+    content["restore"] = restored
+    saved.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"saved: {saved.relative_to(ROOT)}")
+    met = [cell.met for _, row in cells for cell in row.values() if cell.met is not None]
+    wrong = list(untrue(DOCUMENT.read_text(), cells))
+    for line in wrong:
+        print(f"{DOCUMENT.relative_to(ROOT)}: {line}")
+    states = Counter(State.PASSED if good else State.FAILED for good in [*met, not wrong])
+    return report.end(states)
+
+
+def _script(mib: int) -> str:
+    """Return what the machine runs, which comes up with stock modules."""
+    lines, program = ["set -e"], shlex.quote(str(PROGRAM))
+    for number in range(1, ROUNDS + 1):
+        for stock in (True, False):
+            files = [
+                params.module(debian.kernel(), owner, stock=stock) for owner in params.OWNERS
+            ]
+            lines += ["rmmod kvm_amd kvm"]
+            lines += [f"insmod {shlex.quote(str(file))}" for file in files[:2]]
+            whose = "stock" if stock else "ours"
+            log = shlex.quote(str(DIRECTORY / f"{whose}.{number}.txt"))
+            lines += [f"echo '  round {number} of {ROUNDS}, {whose} modules'"]
+            lines += [f"{program} -m {mib} >{log} 2>&1 || {{ cat {log}; exit 1; }}"]
+            if number == ROUNDS:
+                lines += [restore.script(DIRECTORY / f"restore.{whose}")]
+    return "\n".join(lines)
+
+
+def _read() -> Iterator[Figure]:
+    for path in sorted(DIRECTORY.glob("*.txt")):
+        yield from parse(path.name.partition(".")[0], path.read_text())
+
+
+def _restored() -> dict[tuple[str, str], str]:
+    logs = [(whose, cache) for whose in ("stock", "ours") for cache in restore.CACHES]
+    return {log: (DIRECTORY / f"restore.{'.'.join(log)}").read_text() for log in logs}
+
+
+def parse(whose: str, text: str) -> Iterator[Figure]:
+    """Return the figures in the output of the program."""
+    for line in text.splitlines():
+        if line.startswith("{"):
+            got = json.loads(line)
+            yield Figure(whose, got["case"], got["backing"], got["ns_per_page"], got["faults"])
+
+
+def best(figures: Iterable[Figure]) -> Iterable[Figure]:
+    """Return the lowest figure of all rounds for each case."""
+    lowest: dict[tuple[str, str, str], Figure] = {}
+    for figure in figures:
+        key = (figure.modules, figure.case, figure.backing)
+        if key not in lowest or figure.ns_per_page < lowest[key].ns_per_page:
+            lowest[key] = figure
+    return lowest.values()
+
+
+def judge(figures: Sequence[Figure]) -> list[tuple[Case, dict[str, Cell]]]:
+    """Return each row with a cell for each backing; LabError if a figure is missing."""
+    known = {(figure.modules, figure.case, figure.backing): figure for figure in figures}
+    backings = [backing for backing in BACKINGS if any(f.backing == backing for f in figures)]
+    rows = []
+    for case in CASES:
+        cells = {}
+        for backing in backings:
+            figure = known.get(("stock" if case.stock else "ours", case.name, backing))
+            if not figure:
+                raise LabError(f"the benchmark has no figure for {case.name}, {backing}")
+            cells[backing] = _cell(case, figure, known.get(("stock", case.name, backing)))
+        rows.append((case, cells))
+    if not backings:
+        raise LabError("the benchmark printed no figures")
+    return rows
+
+
+def _cell(case: Case, figure: Figure, stock: Figure | None) -> Cell:
+    limit = case.at_most[list(BACKINGS).index(figure.backing)]
+    if limit is not None:
+        return Cell(figure, f"≤ {limit:g}", figure.ns_per_page <= limit)
+    if case.faults_at_most is not None:
+        target = f"≤ {case.faults_at_most} fault"
+        return Cell(figure, target, figure.faults <= case.faults_at_most)
+    if case.over_stock is not None and stock:
+        over = (figure.ns_per_page / stock.ns_per_page - 1) * 100
+        target = f"{over:+.2f} %, ≤ {case.over_stock} %"
+        return Cell(figure, target, over <= case.over_stock)
+    return Cell(figure)
+
+
+def untrue(text: str, rows: Sequence[tuple[Case, dict[str, Cell]]]) -> Iterator[str]:
+    """Return where a table of the documentation is off by more than a hundredth."""
+    lines = [line.strip("| ") for line in text.splitlines() if line.startswith("|")]
+    for case, cells in rows:
+        if not case.told:
+            continue
+        told = next((line.split("|") for line in lines if line.startswith(case.told)), [])
+        for column, cell in enumerate(cells.values(), 1):
+            number = _NUMBER.match(told[column]) if len(told) > column else None
+            measured = cell.figure.ns_per_page
+            if not number or abs(float(number[1]) - measured) > max(0.01 * measured, 0.1):
+                yield f"{case.told}: {number[1] if number else 'nothing'}, not {measured:.1f}"
+
+
+def _show(rows: Sequence[tuple[Case, dict[str, Cell]]]) -> None:
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out = Console(highlight=False, width=_WIDTH)
+    table = Table(
+        title="Instructions per 4 KiB page", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("case", no_wrap=True)
+    for backing in rows[0][1]:
+        for head in (BACKINGS[backing], "faults", "target", ""):
+            table.add_column(head, justify="left" if head in ("target", "") else "right")
+    for case, cells in rows:
+        row = [case.label]
+        for cell in cells.values():
+            word = {None: "", True: "[green]met[/]", False: "[bold red]not met[/]"}[cell.met]
+            figure = cell.figure
+            row += [f"{figure.ns_per_page:.1f}", str(figure.faults), cell.target, word]
+        table.add_row(*row)
+    out.print(table)
+    out.print(NOTE, soft_wrap=True)

@@ -1,0 +1,350 @@
+"""make bench-locking: what a vCPU that faults has to wait for, stock beside ours.
+
+The host does something to much memory of a VM; a vCPU faults on other memory of it.
+Three machines, each with the distribution's modules and then ours in one boot:
+
+    alone   one CPU under -icount: how long mmu_lock is held for write, and what the
+            storm itself costs, in instructions
+    turns   two CPUs under -icount, emulated in turns: how long a fault takes while
+            the other CPU storms, in instructions of both CPUs
+    time    two CPUs at once: the same in time, as noisy as the machine is busy; and
+            how much faster two threads populate than one
+"""
+
+import argparse
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lab.error import LabError
+from lab.machine import npt, params
+from lab.make import modules, selftests
+from lab.paths import BUILD, ROOT, SELFTESTS, VENV_BIN
+from lab.shell import console
+from lab.source import debian
+
+DIRECTORY = BUILD / "locking"
+PROGRAM = SELFTESTS / "x86_64" / "global_tdp_locking_bench"
+TRACER = Path(__file__).with_name("locking.bt")
+PLOT = ROOT / "images" / "locking.png"
+
+MODES = {"alone": "instructions", "turns": "instructions", "time": "ns"}
+SIZES = (16, 256, 1024)
+PATHS = {
+    "notifier": "MMU notifier",
+    "age": "ageing",
+    "clear_log": "CLEAR_DIRTY_LOG",
+    "delete": "slot delete (stock: drops roots)",
+    "delete_one": "slot delete, that slot only",
+    "nx": "NX huge page recovery",
+    "log_off": "dirty logging off",
+}
+GROWS = ("notifier", "clear_log", "delete_one", "nx")
+"""Where stock holds mmu_lock for write for a time that grows with the range."""
+
+HOLDER = "import time; from lab.measure.steady import steady\nwith steady(): time.sleep(1e6)"
+"""CPUs that run in parallel must not have their kernel patched, see lab.measure.steady."""
+
+TICKS = "interval:us:100 { @ticks = 1; }"
+"""CPUs that take turns do so whenever a timer is due: have one, for the turns to be short.
+A turn, and the timer, are part of what a fault takes, on stock modules and on ours."""
+
+POPULATED, POPULATE_ROUNDS = 512, 5
+THREADS = (1, 2, 1, 2)
+"""MiB of the program's memory, which it maps many times, and rounds; the fastest counts."""
+
+_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one path came to in one machine, on whose modules; 0 is unknown."""
+
+    mode: str
+    modules: str
+    path: str
+    mib: int
+    storm: int
+    faults: int = 0
+    p50: int = 0
+    p99: int = 0
+    worst: int = 0
+    hold: int = 0
+    holds: int = 0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="in MiB")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS))
+    parser.add_argument("--rounds", type=int, default=1, help="at the largest size")
+    parser.add_argument("--no-build", action="store_true", help="take what is built")
+    parser.add_argument("--keep", action="store_true", help="add to the last figures")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds per machine")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and show; a missed target is shown, but is no failure of the run."""
+    if not args.no_build:
+        modules.build()
+        selftests.build()
+    if not PROGRAM.exists():
+        raise LabError(f"{PROGRAM.relative_to(ROOT)} is not there: is it in the series?")
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for mode in args.modes:
+        for old in DIRECTORY.glob(f"{mode}.*"):
+            old.unlink()
+        console.print(f"Machine '{mode}': stock modules, then ours")
+        result = npt.run(
+            _script(mode, args),
+            icount=MODES[mode] == "instructions",
+            turns=1 if mode == "alone" else 2,
+            parallel=mode == "time",
+            stock=True,
+            timeout=args.timeout,
+        )
+        if result.status:
+            raise LabError(f"the benchmark ended with status {result.status}; see above")
+    figures = [
+        figure for mode in MODES if args.keep or mode in args.modes for figure in read(mode)
+    ]
+    _show(figures)
+    _plot(figures)
+    saved = DIRECTORY / "locking.json"
+    content = {"kernel": debian.kernel().release}
+    content["figures"] = [asdict(figure) for figure in figures]
+    saved.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"saved: {saved.relative_to(ROOT)}, {PLOT.relative_to(ROOT)}")
+    return 0
+
+
+def _script(mode: str, args: argparse.Namespace) -> str:
+    """Return what the machine runs, which comes up with stock modules."""
+    trace = shlex.quote(str(DIRECTORY / f"{mode}.trace"))
+    lines = [
+        "set -e",
+        f"bpftrace -f json {shlex.quote(str(TRACER))} >{trace} 2>&1 & tracer=$!",
+        f"until grep -q ready {trace}; do",
+        f"  kill -0 $tracer || {{ cat {trace}; exit 1; }}; sleep 1; done",
+        "holder= ticker=",
+    ]
+    if mode == "turns":
+        lines += [f"bpftrace -e {shlex.quote(TICKS)} >/dev/null & ticker=$!; sleep 2"]
+    for whose in ("stock", "ours"):
+        if whose == "ours":
+            lines += ["test -z $holder || { kill $holder; wait $holder || true; }"]
+            lines += ["rmmod kvm_amd kvm"]
+            lines += [
+                f"insmod {shlex.quote(str(params.module(debian.kernel(), owner, stock=False)))}"
+                for owner in params.OWNERS[:2]
+            ]
+        if mode == "time":
+            lines += [f"{VENV_BIN}/python -B -c {shlex.quote(HOLDER)} & holder=$!; sleep 2"]
+        for size in sorted(args.sizes):
+            rounds = min(5, args.rounds * max(args.sizes) // size)
+            for path in args.paths:
+                log = shlex.quote(str(DIRECTORY / f"{mode}.{whose}.txt"))
+                command = f"{shlex.quote(str(PROGRAM))} -m {size} -r {rounds} -p {path}"
+                lines += [f"echo '  {whose}, {size} MiB, {path}'"]
+                lines += [f"{command} >>{log} 2>&1 || {{ tail -n 30 {log}; exit 1; }}"]
+                lines += ["sleep 1  # the tracer prints and clears its maps"]
+    if mode == "time":
+        log = shlex.quote(str(DIRECTORY / "time.threads.txt"))
+        run = f"{shlex.quote(str(PROGRAM))} -m {POPULATED} -r {POPULATE_ROUNDS}"
+        lines += ["kill -INT $tracer; wait $tracer || true; echo '  ours, populate'"]
+        counts = " ".join(map(str, THREADS))
+        lines += [
+            f"for n in {counts}; do {run} -t $n; done >{log} 2>&1 || {{ cat {log}; exit 1; }}"
+        ]
+    return "\n".join(
+        [*lines, "kill -INT $tracer $holder $ticker 2>/dev/null || true; wait || true"]
+    )
+
+
+def read(mode: str) -> Iterator[Figure]:
+    """Return the figures of a machine, with the holds that the tracer has seen."""
+    trace = DIRECTORY / f"{mode}.trace"
+    runs = iter(parse_trace(trace.read_text()) if trace.exists() else ())
+    for whose in ("stock", "ours"):
+        log = DIRECTORY / f"{mode}.{whose}.txt"
+        for got in _objects(log):
+            name = f"{got['path']}:{got['mib']}"
+            longest, holds = next(runs, ({}, {}))
+            yield Figure(
+                *(mode, whose, got["path"], got["mib"], got["storm_ns"], got["faults"]),
+                *(int(got.get(key, 0)) for key in ("p50_ns", "p99_ns", "max_ns")),
+                *(longest.get(name, 0), holds.get(name, 0)),
+            )
+
+
+def _objects(log: Path) -> Iterator[dict]:
+    for line in log.read_text().splitlines() if log.exists() else ():
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def parse_trace(text: str) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    """Return the longest hold and the number of holds, by phase, of each run."""
+    maps: dict[str, dict[str, int]] = {}
+    begun = False
+    for line in text.splitlines():
+        if not line.startswith("{"):
+            continue
+        got = json.loads(line)
+        if got["type"] == "printf" and got["data"] == "run\n":
+            if begun:
+                yield maps.get("@longest", {}), maps.get("@holds", {})
+            begun, maps = True, {}
+        elif got["type"] == "map":
+            maps |= got["data"]
+    if begun:
+        yield maps.get("@longest", {}), maps.get("@holds", {})
+
+
+Known = dict[tuple[str, str, str, int], Figure]
+
+
+def _show(figures: Sequence[Figure]) -> None:
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out = Console(highlight=False, width=_WIDTH)
+    known: Known = {(f.mode, f.modules, f.path, f.mib): f for f in figures}
+    for mode, unit in MODES.items():
+        if not any(f.mode == mode for f in figures):
+            continue
+        table = Table(title=f"{mode}, in 1000 {unit}: stock | ours", title_justify="left")
+        table.box = box.SIMPLE_HEAD
+        for head in ("path", "MiB", "longest hold", "p50", "p99", "worst fault", "faults"):
+            table.add_column(head, justify="left" if head == "path" else "right", no_wrap=True)
+        table.add_column("storm", justify="right", no_wrap=True)
+        for path in PATHS:
+            for mib in sorted({f.mib for f in figures}):
+                pair = [known.get((mode, whose, path, mib)) for whose in ("stock", "ours")]
+                if all(pair):
+                    table.add_row(*_row(path, mib, *pair))
+        out.print(table)
+    for line in (*judge(known), *judge_threads(_objects(DIRECTORY / "time.threads.txt"))):
+        out.print(line)
+
+
+def _row(path: str, mib: int, stock: Figure, ours: Figure) -> list[str]:
+    def both(name: str) -> str:
+        return " | ".join(_thousand(getattr(figure, name)) for figure in (stock, ours))
+
+    faults = f"{stock.faults} | {ours.faults}"
+    return [
+        PATHS[path],
+        str(mib),
+        *map(both, ("hold", "p50", "p99", "worst")),
+        faults,
+        both("storm"),
+    ]
+
+
+def _thousand(value: int) -> str:
+    return f"{value / 1000:,.0f}" if value >= 100_000 else f"{value / 1000:.1f}"
+
+
+def judge(known: Known) -> Iterator[str]:
+    """Return a line for each target that can be judged by what is known."""
+    sizes = sorted({key[3] for key in known})
+    small, large = sizes[0], sizes[-1]
+
+    for path, label in PATHS.items():
+        first = known.get(("alone", "ours", path, small))
+        last = known.get(("alone", "ours", path, large))
+        if first and last and small != large:
+            over = (last.hold / first.hold - 1) * 100 if first.hold else 0
+            yield (
+                f"{label}: longest hold at {large} MiB is {over:+.0f} % of that at {small} "
+                f"MiB, ≤ +20 %: {_word(over <= 20)}"
+            )
+        stock = known.get(("alone", "stock", path, large))
+        if last and stock:
+            over = (last.storm / stock.storm - 1) * 100
+            yield f"{label}: the storm takes {over:+.1f} %, ≤ +10 %: {_word(over <= 10)}"
+        for mode in ("turns", "time"):
+            stock = known.get((mode, "stock", path, large))
+            ours = known.get((mode, "ours", path, large))
+            if stock and ours and ours.worst and path in GROWS:
+                ratio = stock.worst / ours.worst
+                yield (
+                    f"{label}: worst fault ({mode}) is {ratio:.0f} times below stock, "
+                    f"≥ 50: {_word(ratio >= 50)}"
+                )
+
+
+def judge_threads(runs: Iterable[dict]) -> Iterator[str]:
+    """Return a line for each kind of threads: how much faster two are than one."""
+    known = list(runs)
+    times: dict[tuple[str, int], int] = {}
+    for run in known:
+        key = run["populate"], run["threads"]
+        times[key] = min(run["ns"], times.get(key, run["ns"]))
+    for who, label in {"vmm": "the VMM's", "kernel": "the kernel's"}.items():
+        one, two = (times.get((who, threads)) for threads in (1, 2))
+        if one and two:
+            yield (
+                f"populate {known[0]['mib']} MiB: 1 of {label} threads {one / 1e6:.1f} ms, "
+                f"2 of them {two / 1e6:.1f} ms, {one / two:.2f} times, "
+                f"≥ 1.8: {_word(one / two >= 1.8)}"
+            )
+
+
+def _word(met: bool) -> str:
+    return "[green]met[/]" if met else "[bold red]not met[/]"
+
+
+def _plot(figures: Sequence[Figure]) -> None:
+    """Draw the worst fault over the range, and the longest hold."""
+    panels = [("turns", "worst", "worst fault"), ("alone", "hold", "longest exclusive hold")]
+    panels = [panel for panel in panels if any(f.mode == panel[0] for f in figures)]
+    if not panels:
+        return
+    import matplotlib  # noqa: PLC0415 - it would slow down every command
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415
+
+    pyplot.rcParams.update(
+        {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    )
+    canvas, axes = pyplot.subplots(
+        1, len(panels), figsize=(4.6 * len(panels), 3.6), squeeze=False
+    )
+    for axis, (mode, name, title) in zip(axes[0], panels, strict=True):
+        for number, path in enumerate(GROWS):
+            for whose, style in (("stock", "--"), ("ours", "-")):
+                points = sorted(
+                    (f.mib, getattr(f, name))
+                    for f in figures
+                    if (f.mode, f.modules, f.path) == (mode, whose, path)
+                )
+                if points:
+                    axis.plot(
+                        *zip(*points, strict=True),
+                        style,
+                        color=f"C{number}",
+                        marker="o",
+                        markersize=3,
+                        label=f"{PATHS[path]}, {whose}",
+                    )
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(sorted({f.mib for f in figures}))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_xlabel("MiB that the host changes")
+        axis.set_ylabel("instructions")
+        axis.set_title(title)
+    axes[0][0].legend(fontsize=6, frameon=False)
+    canvas.tight_layout()
+    PLOT.parent.mkdir(exist_ok=True)
+    canvas.savefig(PLOT, dpi=150)
+    pyplot.close(canvas)

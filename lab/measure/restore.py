@@ -1,0 +1,124 @@
+"""The program of integration/restore: build it, run it for `make bench`, show it.
+
+A guest's memory is restored from a snapshot file, on stock modules and on ours in one
+boot under -icount, with the file in the page cache and without.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lab import shell
+from lab.error import LabError
+from lab.make.selftests import HEADERS
+from lab.paths import RESTORE, ROOT
+
+SOURCE = ROOT / "integration" / "restore" / "restore.c"
+PROGRAM = RESTORE
+WRITE_STEP = 8
+"""The guest writes to one of so many pages."""
+
+CACHES = ("warm", "cold")
+_MIB = 64
+
+_LABELS = {
+    "plain": "mmap() only",
+    "around": "mmap() only, fault-around",
+    "populate": "mmap() only, KVM_POPULATE_MEMORY",
+    "read": "MADV_POPULATE_READ",
+    "read+prefault": "… and KVM_PRE_FAULT_MEMORY",
+    "read+around": "… and fault-around",
+    "read+follow": "… and the follower, waited for",
+    "read+populate": "… and KVM_POPULATE_MEMORY",
+    "copy": "MADV_POPULATE_WRITE",
+    "copy+populate": "… and KVM_POPULATE_MEMORY",
+}
+_OURS_ONLY = ("around", "populate", "follow")
+
+NOTE = f"""\
+Instructions per 4 KiB page: prepare is from mmap() to the first KVM_RUN, check until the
+guest has read all pages, write until it has written to one of {WRITE_STEP}; CPU is the whole of
+it, the follower's and the guest's included, less what is waited. Cold: the file is read
+from a disk that takes no time, so real disks add theirs to the first touch or to prepare.
+The follower's prepare is mostly sleep. Each first write copies a page on the host, which
+zaps what was mapped: two faults a page, with and without population."""
+
+Run = Mapping[str, int | str]
+
+
+def build() -> None:
+    """Bring the program up to date."""
+    headers = HEADERS / "usr/include"
+    if not headers.exists():
+        raise LabError("no kernel headers in build/headers: run make selftests")
+    PROGRAM.parent.mkdir(exist_ok=True)
+    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
+    shell.build(
+        "restore",
+        *("gcc", "-O2", "-static", *warnings, "-isystem", headers, "-o", PROGRAM, SOURCE),
+    )
+
+
+def script(log: Path) -> str:
+    """Return shell commands that measure, with the output in LOG.warm and LOG.cold."""
+    program, base = shlex.quote(str(PROGRAM)), shlex.quote(str(log))
+    return f"""
+if ! mountpoint -q /tmp/disk; then
+    modprobe -a loop ext4
+    truncate -s {_MIB + 64}M /tmp/disk.img
+    mkfs.ext4 -q /tmp/disk.img
+    mkdir -p /tmp/disk
+    mount -o loop /tmp/disk.img /tmp/disk
+fi
+{program} -m {_MIB} /tmp/disk/snapshot plain >/dev/null
+{program} -m {_MIB} /tmp/disk/snapshot >{base}.warm
+{program} -m {_MIB} -c /tmp/disk/snapshot >{base}.cold
+"""
+
+
+def parse(text: str) -> list[Run]:
+    """Return the runs in the output of the program."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith('{"way"')]
+
+
+def figures(logs: Mapping[tuple[str, str], str]) -> list[Run]:
+    """Return all runs, by whose modules and by cache; LabError if one is not there."""
+    found = []
+    for (whose, cache), text in logs.items():
+        runs = parse(text)
+        ours = whose != "stock"
+        wanted = [way for way in _LABELS if ours or not way.endswith(_OURS_ONLY)]
+        if [run["way"] for run in runs] != wanted:
+            raise LabError(f"restore has not measured all ways on {whose} modules, {cache}")
+        found += [{"modules": whose, "cache": cache, **run} for run in runs]
+    return found
+
+
+def show(runs: Sequence[Run], width: int) -> None:
+    """Print a table for each state of the page cache."""
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out = Console(highlight=False, width=width)
+    for cache in CACHES:
+        title = f"Restoring {_MIB} MiB from a snapshot file, page cache {cache}"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("way", no_wrap=True)
+        table.add_column("modules")
+        for head in ("prepare", "check", "write", "CPU", "faults: check", "write"):
+            table.add_column(head, justify="right")
+        for run in sorted((r for r in runs if r["cache"] == cache), key=_order):
+            times = (run["prepare_ns"], run["check_ns"], run["write_ns"], run["cpu_us"] * 1000)
+            faults = (f"{run[name]:,}" for name in ("check_faults", "write_faults"))
+            pages = (f"{time / run['pages']:,.0f}" for time in times)
+            table.add_row(_LABELS[run["way"]], run["modules"], *pages, *faults)
+        out.print(table)
+    out.print(NOTE, soft_wrap=True)
+
+
+def _order(run: Run) -> tuple[int, bool]:
+    return list(_LABELS).index(run["way"]), run["modules"] != "stock"

@@ -1,1 +1,0 @@
-"""make test and make check: run KVM's selftests on stock modules and on ours, and judge."""
