@@ -28,19 +28,14 @@ from typing import NamedTuple
 from lab import shell
 from lab.error import LabError
 from lab.machine import npt, params, splat
-from lab.paths import BUILD, ROOT
-from lab.source import debian, mirror
+from lab.paths import ROOT
+from lab.source import debian
+from lab.source.unpacked import Unpacked
 
-RELEASE = "trixie"
-INSTALLED = BUILD / "bochs"
-_PACKAGES = "bochs,bochs-term,bochsbios,vgabios"
-_LIBRARIES = INSTALLED / "usr/lib/x86_64-linux-gnu"
-_SHARED = INSTALLED / "usr/share"
-_PROGRAM = (
-    *(_LIBRARIES / "ld-linux-x86-64.so.2", "--library-path", _LIBRARIES),
-    INSTALLED / "usr/bin/bochs-bin",
-)
-_ENVIRONMENT = {"TERM": "xterm", "LTDL_LIBRARY_PATH": f"{_LIBRARIES}/bochs/plugins"}
+BOCHS = Unpacked("bochs", ("bochs", "bochs-term", "bochsbios", "vgabios"))
+_SHARED = BOCHS.root / "usr/share"
+_PLUGINS = BOCHS.libraries / "bochs/plugins"
+_ENVIRONMENT = {"TERM": "xterm", "LTDL_LIBRARY_PATH": str(_PLUGINS)}
 
 KVM_INTEL = "enable_apicv=0"
 """Bochs has posted interrupts, but does not take KVM's descriptor of them."""
@@ -100,7 +95,7 @@ def run(
     `stock` and `checked` are as in lab.machine.npt. `kvm` is to be loaded as kvm.ko. `image`
     is a kernel with KVM built in, to boot instead of Debian's.
     """
-    _install()
+    BOCHS.ensure()
     directory = npt.new_directory()
     wanted = f"kvm_intel.{KVM_INTEL} {params}"
     modules = {} if image else _modules(wanted, kvm, stock=stock, checked=checked)
@@ -118,21 +113,6 @@ def run(
         npt.show_tail(console)
         raise LabError(f"the guest did not boot; its console is {directory / 'console'}")
     return list(_outcomes(commands, console, marks))
-
-
-def _install() -> None:
-    if INSTALLED.exists():
-        return
-    scratch = INSTALLED.with_suffix(".tmp")
-    shutil.rmtree(scratch, ignore_errors=True)
-    with shell.console.status(f"Unpacking Bochs of {RELEASE}"):
-        shell.output(
-            *("mmdebstrap", "--variant=extract", f"--include={_PACKAGES}"),
-            *("--aptopt=APT::Install-Recommends false", "--aptopt=Acquire::Retries 3"),
-            *(RELEASE, scratch),
-            *mirror.sources(RELEASE),
-        )
-    scratch.rename(INSTALLED)
 
 
 def _modules(wanted: str, kvm: Path | None, *, stock: bool, checked: bool) -> dict[Path, str]:
@@ -209,7 +189,7 @@ def _power_on(directory: Path, timeout: float) -> list[float]:
     """
     ours, its = pty.openpty()
     machine = subprocess.Popen(
-        [*_PROGRAM, "-q", "-f", "bochsrc", "-rc", "debugger"],
+        [*BOCHS.command("usr/bin/bochs-bin"), "-q", "-f", "bochsrc", "-rc", "debugger"],
         cwd=directory,
         env={**os.environ, **_ENVIRONMENT},
         stdin=its,
@@ -224,7 +204,7 @@ def _power_on(directory: Path, timeout: float) -> list[float]:
     console, end = directory / "console", time.monotonic() + timeout
     marks: list[float] = []
     try:
-        with shell.console.status("Bochs: booting, then running; minutes"):
+        with shell.working("Bochs", lambda: f"{(len(marks) + 1) // 2} begun"):
             while machine.poll() is None and time.monotonic() < end and not _done(console):
                 if npt.STOPPING.is_set():
                     raise KeyboardInterrupt

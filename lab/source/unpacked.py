@@ -1,0 +1,63 @@
+"""Programs of other releases of Debian, unpacked into build/ and run with their own libraries.
+
+Nothing of this is installed on the machine that the lab runs on.
+"""
+
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab import shell
+from lab.paths import BUILD
+from lab.source import mirror
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """Packages, and what they depend on, of one release."""
+
+    name: str
+    packages: tuple[str, ...]
+    release: str = "trixie"
+    backports: bool = False
+    """Whether to prefer those made later for the release."""
+
+    @property
+    def root(self) -> Path:
+        """Where its files are, at the paths that Debian gives them."""
+        return BUILD / self.name
+
+    @property
+    def libraries(self) -> Path:
+        """The C library and others."""
+        return self.root / "usr/lib/x86_64-linux-gnu"
+
+    def command(self, program: str) -> list[Path | str]:
+        """Return how to run a program: its loader finds the libraries of the same release."""
+        loader = self.libraries / "ld-linux-x86-64.so.2"
+        return [loader, "--library-path", self.libraries, self.root / program]
+
+    def write_script(self, path: Path, program: str, *args: Path | str) -> None:
+        """Write a script that runs a program, for who wants a single path."""
+        words = " ".join(shlex.quote(str(word)) for word in (*self.command(program), *args))
+        path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        path.chmod(0o755)
+
+    def ensure(self) -> None:
+        """Fetch and unpack it, unless it is there."""
+        if self.root.exists():
+            return
+        scratch = self.root.with_suffix(".tmp")
+        shutil.rmtree(scratch, ignore_errors=True)
+        options = ["APT::Install-Recommends false", "Acquire::Retries 3"]
+        if self.backports:
+            options.append(f'APT::Default-Release "{self.release}-backports"')
+        with shell.working(f"Unpacking {self.packages[0]} of {self.release}"):
+            shell.output(
+                *("mmdebstrap", "--variant=extract", f"--include={','.join(self.packages)}"),
+                *(f"--aptopt={option}" for option in options),
+                *(self.release, scratch),
+                *mirror.sources(self.release, backports=self.backports),
+            )
+        scratch.rename(self.root)
