@@ -1,18 +1,49 @@
-"""Run other programs."""
+"""Run other programs, and show that something goes on."""
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
 from lab.error import LabError
-from lab.paths import BUILD
+from lab.paths import BUILD, ROOT
 
 console = Console(stderr=True, highlight=False)
 
 Arg = str | Path
+
+TELL_SECONDS = 30
+"""How often those hear that something goes on who have no terminal."""
+
+
+@contextmanager
+def working(text: str, how_far: Callable[[], str] = str) -> Iterator[None]:
+    """Show what is done for as long as it takes, and `how_far` it is."""
+    if console.is_terminal:
+        with console.status(text):
+            yield
+        return
+    done = threading.Event()
+    began = time.monotonic()
+
+    def tell() -> None:
+        while not done.wait(TELL_SECONDS):
+            seconds = f"{time.monotonic() - began:.0f} s"
+            console.print(f"{text}: {', '.join(filter(None, (how_far(), seconds)))}")
+
+    console.print(text)
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
 def output(*args: Arg, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
@@ -32,9 +63,14 @@ def output(*args: Arg, cwd: Path | None = None, env: Mapping[str, str] | None = 
 
 
 def build(name: str, *args: Arg) -> None:
-    """Run a build with its output in build/NAME.log; show the errors if it fails."""
+    """Run a build with its output in build/NAME.log; show that, and the errors if it fails."""
     log = BUILD / f"{name}.log"
-    with log.open("w") as sink:
+
+    def how_far() -> str:
+        lines = len(log.read_bytes().splitlines())
+        return f"{lines} lines of {log.relative_to(ROOT)}"
+
+    with working(f"Building {name}", how_far), log.open("w") as sink:
         done = subprocess.run(
             [str(arg) for arg in args],
             stdin=subprocess.DEVNULL,

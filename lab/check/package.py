@@ -27,7 +27,7 @@ from lab.machine import npt
 from lab.make import deb, selftests
 from lab.make.deb import Package
 from lab.paths import BUILD, ROOT, SELFTESTS
-from lab.shell import console
+from lab.shell import console, working
 from lab.source import mirror
 
 WORK = BUILD / "package"
@@ -123,7 +123,7 @@ class _System:
     def _unpack(self) -> None:
         WORK.mkdir(exist_ok=True)
         if not self.base.exists():
-            with console.status(f"{self.release}: mmdebstrap"):
+            with working(f"{self.release}: mmdebstrap"):
                 self._bootstrap()
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir()
@@ -173,7 +173,7 @@ class _System:
         aside.rename(modules)
 
     def _install(self) -> None:
-        with console.status(f"{self.release}: installing the package, DKMS builds it"):
+        with working(f"{self.release}: installing the package, DKMS builds it"):
             began = time.monotonic()
             done = self._inside("dpkg", "--install", "/package.deb")
         seconds = f"dpkg, status {done.returncode}, {time.monotonic() - began:.0f} s"
@@ -254,12 +254,12 @@ class _System:
         self.disk.unlink(missing_ok=True)
         with self.disk.open("w") as disk:
             disk.truncate(4 << 30)
-        with console.status(f"{self.release}: making a disk of it"):
+        with working(f"{self.release}: making a disk of it"):
             shell.output("mkfs.ext4", "-q", "-d", self.root, self.disk)
 
     def _boot(self, phase: str) -> None:
         log = WORK / f"{self.release}-{phase}.console"
-        with console.status(f"{self.release}: booting {self.kernel}, phase {phase}"):
+        with working(f"{self.release}: booting {self.kernel}, phase {phase}"):
             shell_command = self._qemu(log)
             try:
                 subprocess.run(shell_command, stdin=subprocess.DEVNULL, timeout=BOOT_SECONDS)

@@ -17,7 +17,7 @@ from lab import shell
 from lab.error import LabError
 from lab.make import modules
 from lab.paths import BUILD, KMOD, LINUX
-from lab.shell import console
+from lab.shell import console, working
 from lab.source import debian
 from lab.source.git import BASE, Git
 
@@ -90,7 +90,7 @@ def list_new() -> Warnings:
     """Return the warnings that stock does not have."""
     sources = touched()
     _lay_out_stock()
-    with console.status("Looking through KVM with sparse"):
+    with working("Looking through KVM with sparse"):
         ours = _most(_look_at(KMOD, name) for name in sources)
         stock = _most(_look_at(STOCK, name) for name in sources if (STOCK / name).exists())
     return ours - stock

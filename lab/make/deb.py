@@ -16,7 +16,7 @@ from lab import shell
 from lab.error import LabError
 from lab.make import modules
 from lab.paths import BUILD, DEB, LINUX, PACKAGING, ROOT
-from lab.shell import console
+from lab.shell import console, working
 from lab.source import debian, tree
 from lab.source.git import BASE, Git
 
@@ -58,7 +58,7 @@ def build() -> Package:
         package = _describe()
         shutil.rmtree(DEB, ignore_errors=True)
         work = DEB / "package"
-        with console.status(f"Building {package.path.name}"):
+        with working(f"Building {package.path.name}"):
             _fill(work, package)
             shell.output("dpkg-buildpackage", "-us", "-uc", "-b", cwd=work)
             for old in BUILD.glob(f"{NAME}_*.deb"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from lab import shell
 from lab.error import LabError
 from lab.paths import BUILD, ROOT, VENV_BIN
-from lab.shell import console
+from lab.shell import console, working
 from lab.source import mirror
 
 RELEASE = "trixie"
@@ -39,7 +39,7 @@ def build() -> Path:
     _install()
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
-    with console.status(f"Fetching the source of {RELEASE}'s QEMU"):
+    with working(f"Fetching the source of {RELEASE}'s QEMU"):
         package = _fetch()
     shell.output("dpkg-source", "-x", package, SOURCE)
     for patch in patches:
@@ -47,8 +47,7 @@ def build() -> Path:
     console.print(f"{package.stem}, {len(patches)} patches: building, some ten minutes")
     # The build finds out by itself that it is in no repository of QEMU's.
     shell.output("./configure", *_OPTIONS, cwd=SOURCE)
-    with console.status("Building QEMU"):
-        shell.build("qemu", "ninja", "-C", SOURCE / "build", PROGRAM.name)
+    shell.build("qemu", "ninja", "-C", SOURCE / "build", PROGRAM.name)
     shutil.copy2(SOURCE / "build" / PROGRAM.name, PROGRAM)
     PROGRAM.touch()
     console.print(f"{PROGRAM.relative_to(ROOT)}: for make demo ARGS='--qemu …'")

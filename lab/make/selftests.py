@@ -14,25 +14,22 @@ def build() -> None:
     """Bring build/selftests up to date with build/linux."""
     tree.ensure()
     SELFTESTS.mkdir(exist_ok=True)
-    with console.status("Building the KVM selftests"):
-        shell.build(
-            "headers", "make", "-C", LINUX, f"O={HEADERS}", "ARCH=x86", "headers", "-j2"
-        )
-        shell.build(
-            "selftests",
-            *(
-                "make",
-                "-C",
-                SOURCE,
-                f"OUTPUT={SELFTESTS}",
-                "ARCH=x86",
-                "LDFLAGS=-static",
-                "-j2",
-            ),
-            f"KHDR_INCLUDES=-isystem {HEADERS}/usr/include",
-        )
-        scripts = ("--include=*/", "--include=*.sh", "--exclude=*")
-        shell.output("rsync", "-rlpt", *scripts, f"{SOURCE}/", f"{SELFTESTS}/")
+    shell.build("headers", "make", "-C", LINUX, f"O={HEADERS}", "ARCH=x86", "headers", "-j2")
+    shell.build(
+        "selftests",
+        *(
+            "make",
+            "-C",
+            SOURCE,
+            f"OUTPUT={SELFTESTS}",
+            "ARCH=x86",
+            "LDFLAGS=-static",
+            "-j2",
+        ),
+        f"KHDR_INCLUDES=-isystem {HEADERS}/usr/include",
+    )
+    scripts = ("--include=*/", "--include=*.sh", "--exclude=*")
+    shell.output("rsync", "-rlpt", *scripts, f"{SOURCE}/", f"{SELFTESTS}/")
     console.print(f"build/selftests: {len(programs())} programs")
 
 

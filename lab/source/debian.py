@@ -14,7 +14,7 @@ from pathlib import Path
 from lab import shell
 from lab.error import LabError
 from lab.paths import BUILD, DEBIAN
-from lab.shell import console
+from lab.shell import working
 
 SOURCE = "linux-source-6.12"
 IMAGE = re.compile(r"linux-image-(6\.12\.(\d+)\+deb12(?:\.(\d+))?-amd64)-unsigned$")
@@ -119,9 +119,9 @@ def _fetch(kernel: Kernel, version: str) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     try:
-        with console.status(f"Fetching Debian kernel {kernel.release}"):
+        with working(f"Fetching Debian kernel {kernel.release}"):
             _download([f"{name}={version}" for name in _packages(kernel.release)], scratch)
-        with console.status(f"Unpacking Debian kernel {kernel.release}"):
+        with working(f"Unpacking Debian kernel {kernel.release}"):
             for package in sorted(scratch.glob("*.deb")):
                 shell.output("dpkg-deb", "-x", package, scratch)
                 package.unlink()

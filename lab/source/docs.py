@@ -16,7 +16,7 @@ from lab.check import report
 from lab.check.outcome import State
 from lab.error import LabError
 from lab.paths import BUILD, LINUX, ROOT
-from lab.shell import console
+from lab.shell import console, working
 from lab.source import tree
 from lab.source.git import BASE, Git
 
@@ -38,10 +38,10 @@ def build() -> int:
     """Leave the HTML in build/docs; 1 if the series adds a warning."""
     tree.ensure()
     _install()
-    with console.status("Building the documentation of the base"):
+    with working("Building the documentation of the base"):
         known = _of_base()
     shutil.rmtree(HTML, ignore_errors=True)
-    with console.status("Building the documentation"):
+    with working("Building the documentation"):
         log = _make(LINUX, HTML)
     new = sorted(warnings(log, LINUX) - known)
     for path, text in new:

@@ -16,7 +16,7 @@ from pathlib import Path
 from lab import shell
 from lab.error import LabError
 from lab.paths import BUILD, LINUX, ROOT
-from lab.shell import console
+from lab.shell import console, working
 from lab.source import debian, patches
 from lab.source.git import BASE, BRANCH, IDENTITY, Git
 from lab.source.patches import Patch
@@ -98,9 +98,9 @@ def _create(kernel: debian.Kernel) -> None:
     scratch = BUILD / "linux.tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    with console.status(f"Unpacking the source of {kernel.release} to build/linux"):
+    with working(f"Unpacking the source of {kernel.release} to build/linux"):
         shell.output("tar", "-xf", kernel.source, "-C", scratch, "--strip-components=1")
-    with console.status("Making it a git repository"):
+    with working("Making it a git repository"):
         _let_git_see_all(scratch / ".gitignore")
         git = Git(scratch)
         git("init", "-q", "-b", BRANCH)

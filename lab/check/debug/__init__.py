@@ -120,14 +120,14 @@ def build(kind: str, *, stock: bool) -> Path:
     if shutil.which("ccache"):
         compiler = f"ccache {compiler}"
     fragments = [_FRAGMENTS / f"{name}.config" for name in ("base", kind)]
-    with console.status(f"Building the {kind} kernel, some 20 minutes of a CPU"):
-        if _is_older(output / ".config", fragments):
-            shell.output(*make, "tinyconfig")
-            merge = (source / "scripts/kconfig/merge_config.sh", "-m", "-O", output)
-            shell.output(*merge, output / ".config", *fragments, cwd=source)
-        shell.output(*make, "olddefconfig")
-        _check(output / ".config", fragments)
-        shell.build("debug", *make, f"CC={compiler}", "KBUILD_BUILD_TIMESTAMP=@0", "bzImage")
+    console.print(f"Building the {kind} kernel, some 20 minutes of a CPU")
+    if _is_older(output / ".config", fragments):
+        shell.output(*make, "tinyconfig")
+        merge = (source / "scripts/kconfig/merge_config.sh", "-m", "-O", output)
+        shell.output(*merge, output / ".config", *fragments, cwd=source)
+    shell.output(*make, "olddefconfig")
+    _check(output / ".config", fragments)
+    shell.build("debug", *make, f"CC={compiler}", "KBUILD_BUILD_TIMESTAMP=@0", "bzImage")
     return output / "arch/x86/boot/bzImage"
 
 
