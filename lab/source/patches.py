@@ -16,6 +16,16 @@ from lab.paths import PATCHES, ROOT, SERIES
 NEW_FILE = "New-file: "
 
 
+def read(path: Path) -> str:
+    """Return a patch, with whatever bytes the kernel's files have."""
+    return path.read_bytes().decode(errors="surrogateescape")
+
+
+def write(path: Path, text: str) -> None:
+    """Write what read() may have returned."""
+    path.write_bytes(text.encode(errors="surrogateescape"))
+
+
 @dataclass(frozen=True)
 class Patch:
     """One patch of the series."""
@@ -27,7 +37,7 @@ class Patch:
         """Kernel paths of the files that enter with this patch."""
         after_changelog = False
         names: list[str] = []
-        for line in self.path.read_text().splitlines():
+        for line in read(self.path).split("\n"):
             if line.startswith("diff --git "):
                 break
             if after_changelog and line.startswith(NEW_FILE):

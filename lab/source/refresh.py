@@ -109,12 +109,12 @@ def _export(git: Git, commit: str, number: int, new_files: Sequence[str], into: 
     """Write one commit as a patch that names its new files in place of their content."""
     options = ("-1", "--start-number", str(number), "-o", into)
     path = Path(git("format-patch", *FORMAT, "--always", *options, commit).strip())
-    head, *diffs = re.split(r"^(?=diff --git )", path.read_text(), flags=re.MULTILINE)
+    head, *diffs = re.split(r"^(?=diff --git )", patches.read(path), flags=re.MULTILINE)
     changelog = head.rstrip().removesuffix("\n---")
     listed = "".join(f"{NEW_FILE}{name}\n" for name in new_files)
     kept = [_quiet(diff) for diff in diffs if not _creates(diff, new_files)]
     text = "\n".join([f"{changelog}\n---\n{listed}", "".join(kept)])
-    path.write_text(text.rstrip("\n") + "\n")
+    patches.write(path, text.rstrip("\n") + "\n")
     return path
 
 

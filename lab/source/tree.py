@@ -140,7 +140,7 @@ def _commit(git: Git, parent: str, patch: Patch) -> str:
     )
     field = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
     plumb("read-tree", parent)
-    if "\ndiff --git " in "\n" + (scratch / "diff").read_text():
+    if "\ndiff --git " in "\n" + patches.read(scratch / "diff"):
         plumb("apply", "--cached", "--whitespace=nowarn", scratch / "diff")
     for name in patch.new_files:
         if git.exists(BASE, name):
