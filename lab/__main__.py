@@ -13,12 +13,13 @@ from lab import paths
 from lab.check import broken, debug, lint, model, package, stress, suite
 from lab.demo import cli as demo
 from lab.error import LabError
-from lab.machine import ept, npt
+from lab.machine import ept, npt, runs
+from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
 from lab.measure import bench, locking
 from lab.source import docs, refresh, series, tree
 
-Command = Callable[[argparse.Namespace], int | None]
+Run = Callable[[argparse.Namespace], int | None]
 
 
 def _tree(_: argparse.Namespace) -> None:
@@ -56,7 +57,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.machine != "default":
             raise LabError("--machine is of NPT: Bochs has one machine")
         return _run_on_bochs(args)
-    return npt.run(
+    return npt.command(
         args.cmd,
         cpus=args.cpus,
         mem=args.mem,
@@ -70,23 +71,20 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _run_on_bochs(args: argparse.Namespace) -> int:
-    """Each line of the command is one; programs of build/selftests it names go along."""
+    """Programs of build/selftests that the command names go along."""
     named = [paths.ROOT / word for word in args.cmd.split()]
-    programs = {
-        path for path in named if path.is_file() and path.is_relative_to(paths.SELFTESTS)
-    }
-    commands = [line for line in args.cmd.splitlines() if line.strip()]
-    outcomes = ept.run(
-        commands,
-        sorted(programs),
+    done = ept.run(
+        [Command(args.cmd)],
+        [path for path in named if path.is_file() and path.is_relative_to(paths.SELFTESTS)],
         args.params,
         stock=args.stock,
         checked=args.checked,
         timeout=args.timeout,
+        live=sys.stdout.buffer,
     )
-    for outcome in outcomes:
-        print(f"$ {outcome.cmd}\n{outcome.output}status {outcome.status}")
-    return next((outcome.status for outcome in outcomes if outcome.status), 0)
+    if done.died:
+        raise LabError(done.died)
+    return done.status
 
 
 def _lint(_: argparse.Namespace) -> None:
@@ -109,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m lab", description=text)
     commands = top.add_subparsers(required=True, metavar="command")
 
-    def add(name: str, run: Command, text: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         return command
@@ -165,7 +163,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
 
 def _interrupt(*_: object) -> None:
     """End what was started, and then unwind, which ends the emulated machines."""
-    npt.STOPPING.set()
+    runs.STOPPING.set()
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
             with suppress(ProcessLookupError):

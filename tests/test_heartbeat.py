@@ -69,7 +69,7 @@ class EndedTest(unittest.TestCase):
         """A process that never gave a sign of life is ended, as one that is late is."""
         with tempfile.TemporaryDirectory() as scratch:
             directory = Path(scratch)
-            ending = npt.pump(["sleep", "60"], directory, [], 1.5)
+            ending = npt.pump(["sleep", "60"], directory, bytes, 1.5)
         self.assertEqual(ending, npt.Ending.LATE)
 
 

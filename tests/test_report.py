@@ -2,7 +2,7 @@
 
 import unittest
 
-from lab.demo.config import Case, Job, Outcome
+from lab.demo.config import Case, Demo, Job
 from lab.demo.report import pairs
 
 
@@ -12,20 +12,20 @@ def case(backend: str, on: bool, faults: int, stock_qemu: bool = False) -> Case:
 
 class Pairs(unittest.TestCase):
     def test_off_beside_on(self) -> None:
-        outcome = Outcome("precopy", 512)
-        outcome.cases = [case("memfd", False, 200), case("memfd", True, 1)]
-        (pair,) = pairs(outcome)
+        demo = Demo("precopy", 512)
+        demo.cases = [case("memfd", False, 200), case("memfd", True, 1)]
+        (pair,) = pairs(demo)
         self.assertEqual([name for name, _ in pair.sides], ["off", "on"])
         self.assertEqual(pair.ratio, 1 / 200)
 
     def test_stock_qemu_is_a_side_and_no_part_of_the_ratio(self) -> None:
-        outcome = Outcome("precopy", 512)
-        outcome.cases = [
+        demo = Demo("precopy", 512)
+        demo.cases = [
             case("anon", False, 1000, stock_qemu=True),
             case("anon", False, 100),
             case("anon", True, 10),
         ]
-        (pair,) = pairs(outcome)
+        (pair,) = pairs(demo)
         self.assertEqual([name for name, _ in pair.sides], ["stock QEMU", "off", "on"])
         self.assertEqual(pair.ratio, 0.1)
 

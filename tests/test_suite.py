@@ -3,8 +3,11 @@
 import io
 import unittest
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 from lab.check import compare, machines, report
 from lab.check.machines import Report
@@ -12,6 +15,7 @@ from lab.check.outcome import Outcome, State, judge, must_run
 from lab.check.report import Part
 from lab.check.tests import Test
 from lab.machine import npt
+from lab.machine.result import KILLED, Command, Result, Run
 
 PASSED, FAILED, SKIPPED = State
 TEST = Test("some_test", ("some_test",))
@@ -20,6 +24,11 @@ TEST = Test("some_test", ("some_test",))
 def outcome(state: State) -> Outcome:
     """Return an outcome of TEST."""
     return Outcome(TEST.name, state)
+
+
+def ended(status: int | None, output: str = "") -> Result:
+    """Return a result of a command."""
+    return Result(0, "t", status, 1, bytearray(output.encode()))
 
 
 def reports(*states: State) -> list[Report]:
@@ -32,28 +41,75 @@ class Judge(unittest.TestCase):
 
     def test_status(self) -> None:
         for status, state in ((0, PASSED), (4, SKIPPED), (1, FAILED), (254, FAILED)):
-            self.assertIs(judge("t", status, 1, "").state, state)
+            self.assertIs(judge("t", ended(status)).state, state)
 
-    def test_signal_and_timeout_fail(self) -> None:
-        self.assertIs(judge("t", -11, 1, "").state, FAILED)
-        self.assertIs(judge("t", None, 120, "ok 1 all\n").state, FAILED)
+    def test_signal_timeout_and_death_fail(self) -> None:
+        for status, died, reason in (
+            (128 + 11, "", "signal 11"),
+            (KILLED, "", "did not end"),
+            (None, "the machine died", "the machine died"),
+        ):
+            found = judge("t", ended(status, "ok 1 all\n"), died)
+            self.assertIs(found.state, FAILED)
+            self.assertIn(reason, found.reason)
 
     def test_reason_of_a_skip(self) -> None:
         text = "1..0 # SKIP - Requirement not met: kvm_cpu_has(X86_FEATURE_VMX)\n"
-        self.assertIn("FEATURE_VMX", judge("t", 4, 1, text).reason)
-        self.assertEqual(judge("t", 4, 1, "\nno such CPU\n").reason, "no such CPU")
-        self.assertTrue(judge("t", 4, 1, "").reason)
+        self.assertIn("FEATURE_VMX", judge("t", ended(4, text)).reason)
+        self.assertEqual(judge("t", ended(4, "\nno such CPU\n")).reason, "no such CPU")
+        self.assertTrue(judge("t", ended(4)).reason)
 
     def test_a_skip_of_what_must_run(self) -> None:
-        skipped = judge("t", 4, 1, "no such CPU\n")
+        skipped = judge("t", ended(4, "no such CPU\n"))
         self.assertIs(must_run(skipped).state, FAILED)
         self.assertIn("no such CPU", must_run(skipped).reason)
-        passed = judge("t", 0, 1, "")
+        passed = judge("t", ended(0))
         self.assertEqual(must_run(passed), passed)
 
     def test_skipped_parts_are_told(self) -> None:
         text = "ok 1 anon\nok 2 # SKIP hugetlb\n"
-        self.assertIn("hugetlb", judge("t", 0, 1, text).reason)
+        self.assertIn("hugetlb", judge("t", ended(0, text)).reason)
+
+
+class Died(unittest.TestCase):
+    """A machine, midway: what came of the tests before is known, the others go on."""
+
+    @staticmethod
+    def run_until(*statuses: int | None) -> mock.Mock:
+        """Return runs in machines that end tests with a status, or die in one."""
+        left = list(statuses)
+
+        def run(commands: Sequence[Command], **_: object) -> Run:
+            done = Run(Path(), [])
+            for number, command in enumerate(commands):
+                done.results.append(Result(number, command.name, left.pop(0)))
+                if done.results[-1].status is None:
+                    done.died = "it died"
+                    break
+            return done
+
+        return mock.patch.object(npt, "run", side_effect=run)
+
+    def report(self, *statuses: int | None) -> tuple[list[State], list[str], int]:
+        tests = [Test(name, ("true",)) for name in "abc"]
+        with self.run_until(*statuses) as run:
+            found = machines.on_npt("label", tests).outcomes
+        inorder = [found[test.name] for test in tests]
+        return (
+            [each.state for each in inorder],
+            [each.reason for each in inorder],
+            run.call_count,
+        )
+
+    def test_midway(self) -> None:
+        states, reasons, boots = self.report(0, None, 0)
+        self.assertEqual((states, boots), ([PASSED, FAILED, PASSED], 2))
+        self.assertEqual(reasons[1], "it died")
+
+    def test_thrice(self) -> None:
+        states, reasons, boots = self.report(None, None, None)
+        self.assertEqual((states, boots), ([FAILED, FAILED, FAILED], 3))
+        self.assertEqual(set(reasons), {"it died"})
 
 
 class Compare(unittest.TestCase):

@@ -8,7 +8,6 @@ import argparse
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.table import Table
 
@@ -16,11 +15,12 @@ from lab import shell
 from lab.check import report, tests
 from lab.check.outcome import State
 from lab.error import LabError
-from lab.machine import ept, npt, params
+from lab.machine import ept, npt
+from lab.machine.result import COMPLAINED, Command
 from lab.make import delay, modules, selftests
 from lab.paths import BUILD, ROOT, SELFTESTS
 from lab.shell import console
-from lab.source import debian, tree
+from lab.source import tree
 
 LIST = ROOT / "tests" / "broken.toml"
 DIRECTORY = BUILD / "broken"
@@ -122,31 +122,20 @@ def run(args: argparse.Namespace) -> int:
 def _try(broken: Broken) -> str:
     """Return what told that the promise is broken, "" if nothing did."""
     _build(broken)
-    path = DIRECTORY / "kvm.ko"
-    amd = params.module(debian.kernel(), "kvm_amd", stock=False, checked=broken.checked)
+    built = {"kvm": DIRECTORY / "kvm.ko", "checked": broken.checked}
     test = SELFTESTS / broken.command
     if broken.machine == "ept":
-        return _try_on_ept(broken, path, test)
-    late = f" && {tests.with_delay(broken.late, broken.usecs)}" if broken.late else ""
-    script = (
-        "cd /proc/sys/kernel && echo 1 >panic_on_oops && echo -1 >panic && cd - >/dev/null",
-        f"rmmod kvm_amd kvm && insmod {path} {broken.params} && insmod {amd}{late} || exit 0",
-        f"timeout -s KILL {_SECONDS} {test}",
-    )
-    try:
-        result = npt.run(
-            "\n".join(script), machine=broken.machine, timeout=_SECONDS + _BOOT, quiet=True
-        )
-    except LabError:
-        return _DIED
-    return _judge(result.status, result.output)
-
-
-def _try_on_ept(broken: Broken, path: Path, test: Path) -> str:
-    wanted = f"{broken.params} {broken.intel and f'kvm_intel.{broken.intel}'}"
-    command = f"timeout -s KILL {_SECONDS} {test.relative_to(ROOT)}"
-    (result,) = ept.run([command], [test], wanted, kvm=path, timeout=_EPT_SECONDS)
-    return _judge(result.status, result.output)
+        wanted = f"{broken.params} {broken.intel and f'kvm_intel.{broken.intel}'}"
+        program = SELFTESTS / broken.command.split()[0]
+        command = Command(str(test), limit=_SECONDS)
+        done = ept.run([command], [program], wanted, timeout=_EPT_SECONDS, **built)
+    else:
+        late = f"{tests.with_delay(broken.late, broken.usecs)} || exit 0" * bool(broken.late)
+        panic = "(cd /proc/sys/kernel && echo 1 >panic_on_oops && echo -1 >panic)"
+        command = Command(f"{panic}\n{late}\n{test}", limit=_SECONDS)
+        limit, kind = _SECONDS + _BOOT, broken.machine
+        done = npt.run([command], params=broken.params, machine=kind, timeout=limit, **built)
+    return _DIED if done.died else _judge(done.status, done.output)
 
 
 def _judge(status: int, output: str) -> str:
@@ -155,7 +144,7 @@ def _judge(status: int, output: str) -> str:
     lines = output.splitlines()
     failed = [at for at, line in enumerate(lines) if "Test Assertion Failure" in line]
     told = lines[failed[0] + 1].strip() if failed else f"status {status}"
-    return told if status != npt.COMPLAINED else "the kernel's log"
+    return told if status != COMPLAINED else "the kernel's log"
 
 
 def _build(broken: Broken) -> None:

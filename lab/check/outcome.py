@@ -4,11 +4,16 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from lab.machine.result import KILLED, Result
+
 SKIPPED = 4
 """Status of a kselftest that cannot be run here."""
 
 _SKIP = re.compile(r"# SKIP[\s:-]*(.*)|(?:^|\s)SKIP[:\s-]+(.+)", re.M)
 _SKIPPED_PART = re.compile(r"^ok \d+ #? ?SKIP[\s:-]*(.*)|^ok \d+ (.*?) # SKIP", re.M)
+_SIGNALS = range(128, 128 + 65)
+"""What a shell says of a program that a signal ended."""
+
 _TAIL = 12
 
 
@@ -41,18 +46,23 @@ def tail(output: str) -> str:
     return "\n".join(output.rstrip().splitlines()[-_TAIL:])
 
 
-def judge(name: str, status: int | None, seconds: float, output: str) -> Outcome:
-    """Return the outcome of a test that ended with `status`; None: it did not end."""
+def judge(name: str, result: Result, died: str = "") -> Outcome:
+    """Return the outcome of a test; `died` is why its machine is no more, if so."""
+    status, output = result.status, result.output
     state, reason = State.FAILED, ""
     if status is None:
-        reason = f"did not end within {seconds:.0f} s"
+        reason = died
+    elif status == KILLED:
+        reason = f"did not end within {result.seconds:.0f} s"
     elif status == SKIPPED:
         state, reason = State.SKIPPED, _skip_reason(output)
+    elif status in _SIGNALS:
+        reason = f"signal {status - _SIGNALS.start}"
     elif status:
-        reason = f"status {status}" if status > 0 else f"signal {-status}"
+        reason = f"status {status}"
     else:
         state, reason = State.PASSED, _parts_skipped(output)
-    return Outcome(name, state, seconds, reason, output)
+    return Outcome(name, state, result.seconds, reason, output)
 
 
 def must_run(outcome: Outcome) -> Outcome:

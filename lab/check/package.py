@@ -7,26 +7,24 @@ system's own kernel from it, with systemd, once for each phase of lab/guest/pack
 
 import argparse
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-from rich.table import Table
 
 from lab import shell
 from lab.check import report
-from lab.check.outcome import State
+from lab.check.outcome import Outcome, State
+from lab.check.report import Part
 from lab.error import LabError
 from lab.machine import npt
+from lab.machine.result import Stream
+from lab.machine.runs import GUEST
 from lab.make import deb, selftests
 from lab.make.deb import Package
-from lab.paths import BUILD, ROOT, SELFTESTS
+from lab.paths import BUILD, SELFTESTS
 from lab.shell import console, working
 from lab.source import mirror
 
@@ -40,18 +38,6 @@ OTHER = {"bookworm": "linux-headers-amd64", "trixie": "linux-headers-6.12.107+de
 DKMS_SKIPPED = 77
 LEFT = ("usr/src/kvm-global-tdp*", "etc/modprobe.d/kvm-global-tdp*", "etc/kernel/*/kvm-global*")
 BOOT_SECONDS = 900
-CHECK = re.compile(r"check: (ok|FAILED): ([^:]*): (.*)")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one check."""
-
-    release: str
-    phase: str
-    what: str
-    details: str
-    passed: bool
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,18 +54,8 @@ def run(args: argparse.Namespace) -> int:
         raise LabError("the test makes root file systems: run make test-package as root")
     package = deb.build()
     selftests.build()
-    outcomes = [outcome for release in releases for outcome in _System(release, package).test()]
-    return _show(outcomes)
-
-
-def _show(outcomes: list[Outcome]) -> int:
-    table = Table("release", "phase", "check", "found", "")
-    for outcome in outcomes:
-        verdict = "ok" if outcome.passed else "[red]FAILED"
-        table.add_row(outcome.release, outcome.phase, outcome.what, outcome.details, verdict)
-    console.print(table)
-    states = (State.PASSED if outcome.passed else State.FAILED for outcome in outcomes)
-    return report.end(Counter(states))
+    parts = [Part(release, _System(release, package).test()) for release in releases]
+    return report.show(parts)
 
 
 def _lines(done: subprocess.CompletedProcess[str], start: str) -> list[str]:
@@ -112,9 +88,10 @@ class _System:
         return self.outcomes
 
     def _note(self, phase: str, what: str, details: str, passed: bool) -> None:
-        self.outcomes.append(Outcome(self.release, phase, what, details, passed))
+        state = State.PASSED if passed else State.FAILED
+        self.outcomes.append(Outcome(f"{phase}: {what}", state, reason=details))
         console.print(
-            f"{self.release}: {phase}: {'ok' if passed else 'FAILED'}: {what}: {details}",
+            f"{self.release}: {phase}: {what}: {state}: {details}",
             markup=False,
             style=None if passed else "red",
             soft_wrap=True,
@@ -239,11 +216,12 @@ class _System:
         own.mkdir()
         (own / "phase").write_text(f"{PHASES[0]}\n")
         (own / "job").write_text(f"kernel={self.kernel}\nversion={self.package.version}\n")
-        shutil.copy(ROOT / "lab/guest/package.sh", own / "run")
+        shutil.copy(GUEST / "package.sh", own / "run")
+        shutil.copy(GUEST / "marks.sh", own)
         shutil.copy(PROGRAM, own)
         (self.root / "etc/fstab").write_text("/dev/vda / ext4 errors=remount-ro 0 1\n")
         unit = "etc/systemd/system/package-test.service"
-        shutil.copy(ROOT / "lab/guest/package.service", self.root / unit)
+        shutil.copy(GUEST / "package.service", self.root / unit)
         wants = self.root / "etc/systemd/system/multi-user.target.wants"
         wants.mkdir(parents=True, exist_ok=True)
         (wants / "package-test.service").symlink_to(f"/{unit}")
@@ -265,10 +243,11 @@ class _System:
                 subprocess.run(shell_command, stdin=subprocess.DEVNULL, timeout=BOOT_SECONDS)
             except subprocess.TimeoutExpired:
                 self._note(phase, "ends in time", f"still running, see {log}", False)
-        text = log.read_text(errors="replace").replace("\r", "")
-        for verdict, what, details in CHECK.findall(text):
-            self._note(phase, what, details, verdict == "ok")
-        if f"check: end of {phase}" not in text:
+        stream = Stream()
+        stream.feed(log.read_bytes())
+        for result in stream.results:
+            self._note(phase, result.name, result.output.strip(), result.status == 0)
+        if not stream.done:
             self._note(phase, "all checks were made", f"see {log}", False)
 
     def _qemu(self, log: Path) -> Sequence[str | Path]:

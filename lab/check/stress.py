@@ -11,14 +11,6 @@ from lab.make import modules, selftests
 from lab.paths import SELFTESTS
 
 _BOOT = 120
-_SWAP = """\
-set -e
-modprobe zram
-echo 256M >/sys/block/zram0/disksize
-mkswap -q /dev/zram0
-swapon /dev/zram0
-"""
-"""Without swap space, the host reclaims nothing of a guest."""
 _CALLS_PER_SECOND = 100
 """That any machine manages; for the time limit only."""
 _MACHINES = ("default", "4level")
@@ -67,12 +59,13 @@ def _run_all(args: argparse.Namespace, test: str, option: str, unit: str, each: 
     for machine in machines:
         again = f"--machine {machine} --seed {seed:#x}"
         print(f"{test}: {share} {unit}, {again}", flush=True)
-        status = npt.run(
-            f"{_SWAP}{program} {option} {share} -s {seed:#x}",
+        status = npt.command(
+            f"{program} {option} {share} -s {seed:#x}",
             cpus=args.cpus,
             params=args.params,
             machine=machine,
             checked=True,
+            swap=True,
             timeout=share * each + _BOOT,
         ).status
         states.append(State.FAILED if status else State.PASSED)

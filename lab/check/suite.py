@@ -19,7 +19,7 @@ from lab.check.outcome import Outcome, State, must_run
 from lab.check.report import Part
 from lab.check.tests import Test
 from lab.error import LabError
-from lab.machine import npt
+from lab.machine import runs
 from lab.make import delay, modules, selftests
 from lab.measure import restore
 from lab.paths import ROOT, VENV_BIN
@@ -114,7 +114,7 @@ def _side_by_side(steps: Sequence[tuple[str, Step]]) -> list[Part]:
     parts = {title: Part(title) for title, _ in steps}
 
     def do(title: str, step: Step) -> None:
-        if not npt.STOPPING.is_set():
+        if not runs.STOPPING.is_set():
             with _part(parts[title]) as part:
                 step(part)
 
@@ -188,7 +188,7 @@ def _npt(params: str, wanted: Sequence[str], *, checked: bool = False) -> Step:
         done = machines.on_npt(f"npt {params}", [*chosen, *private], params, checked=checked)
         for test in private:
             done.outcomes[test.name] = must_run(done.outcomes[test.name])
-        part.outcomes += [*done.outcomes.values(), *done.splats]
+        part.outcomes += done.all
 
     return step
 
@@ -198,7 +198,7 @@ def _kind(kind: str, wanted: Sequence[str]) -> Step:
 
     def step(part: Part) -> None:
         if chosen := tests.on_machine(kind, wanted):
-            done = machines.on_npt(f"npt {kind}", chosen, ON, checked=True, kind=kind)
+            done = machines.on_npt(f"npt {kind}", chosen, ON, checked=True, machine=kind)
             part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
 
     return step
@@ -208,8 +208,7 @@ def _ept(params: str, wanted: Sequence[str]) -> Step:
     def step(part: Part) -> None:
         chosen = [*tests.ours(wanted), *tests.variants("ept", wanted), *tests.pml(wanted)]
         chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
-        done = machines.on_ept(chosen, params, _EPT_SECONDS)
-        part.outcomes += [*done.outcomes.values(), *done.splats]
+        part.outcomes += machines.on_ept(f"ept {params}", chosen, params, _EPT_SECONDS).all
 
     return step
 
@@ -219,7 +218,7 @@ def _tools(name: str) -> Step:
         stock = name == STOCK
         params = "" if stock else name
         done = machines.on_npt(f"tools {name}", tests.tools(stock=stock), params, stock=stock)
-        part.outcomes += [*done.outcomes.values(), *done.splats]
+        part.outcomes += done.all
 
     return step
 

@@ -1,12 +1,13 @@
 """What is run, with which arguments, and what is left out and why."""
 
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lab.check.tools import names
 from lab.error import LabError
-from lab.machine import ept
+from lab.machine.result import Command
 from lab.make import delay, selftests
 from lab.paths import ROOT, SELFTESTS, VENV_BIN
 
@@ -52,8 +53,8 @@ _VARIANTS = {
     ),
     "ept": (
         "eptad=0",
-        f"rmmod kvm_intel && insmod /lab/kvm-intel.ko {ept.KVM_INTEL} eptad=0 && "
-        f'"$0"; s=$?; rmmod kvm_intel; insmod /lab/kvm-intel.ko {ept.KVM_INTEL}; exit $s',
+        '. "$LAB_GUEST/modules.sh"; reload kvm_intel eptad=0 && "$0"; s=$?; '
+        "reload kvm_intel; exit $s",
         ("populate", "dirty"),
     ),
 }
@@ -117,6 +118,12 @@ class Test:
     known_to_fail: str = ""
     """Why it fails on stock modules, if it does."""
 
+    @property
+    def command(self) -> Command:
+        """What a machine is to run; some programs write to where they are."""
+        line = f"cd /tmp && exec {shlex.join(self.argv)}"
+        return Command(line, self.name, self.timeout, self.huge_pages)
+
 
 def ours(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series, or those of them that are `wanted` by name."""
@@ -173,9 +180,8 @@ def delayed(wanted: Sequence[str] = ()) -> list[Test]:
 
 def with_delay(function: str, usecs: int) -> str:
     """Return the command that has a function return late from now on."""
-    load = f"insmod {delay.MODULE} function={function} usecs={usecs}"
-    # A test that was killed left it behind.
-    return f"{{ rmmod lab_delay 2>/dev/null; {load}; }}"
+    load = f"put {delay.MODULE} function={function} usecs={usecs}"
+    return f'. "$LAB_GUEST/modules.sh" && {load}'
 
 
 def stock(wanted: Sequence[str] = ()) -> list[Test]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from lab.demo import guest, report
-from lab.demo.config import BACKENDS, MODES, Job, Outcome
+from lab.demo.config import BACKENDS, MODES, Demo, Job
 from lab.demo.vm import QEMU
 from lab.error import LabError
 from lab.machine import npt, params
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         modules.build()
     job = _job(args)
     cases = len(job.sides) * len(job.backends) * job.runs
-    status = npt.run(
+    status = npt.command(
         _command(job),
         mem=f"{2 * args.mem + _LAB_MIB}M",
         stock=args.stock,
@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
         timeout=_BOOT_SECONDS + _CASE_SECONDS * cases,
         tries=3,
     ).status
-    outcome = _outcome(job.mode, cases)
-    report.show(outcome)
-    _draw(outcome)
-    lost = any(case.mismatches for case in outcome.cases)
+    demo = _result_of(job.mode, cases)
+    report.show(demo)
+    _draw(demo)
+    lost = any(case.mismatches for case in demo.cases)
     return 1 if lost else status
 
 
@@ -109,26 +109,24 @@ def _command(job: Job) -> str:
     return shlex.join(str(word) for word in words)
 
 
-def _outcome(mode: str, cases: int) -> Outcome:
+def _result_of(mode: str, cases: int) -> Demo:
     path = DIRECTORY / f"{mode}.json"
     if not path.exists():
         raise LabError("the demo did not begin in the lab machine; see its output above")
-    outcome = Outcome.load(path)
-    if outcome.error:
-        console.print(outcome.console, markup=False)
-        raise LabError(f"{outcome.error}; the guest's last lines stand above")
-    if len(outcome.cases) < cases:
-        raise LabError(
-            f"the demo did {len(outcome.cases)} of {cases} cases; see its output above"
-        )
-    return outcome
+    demo = Demo.load(path)
+    if demo.error:
+        console.print(demo.console, markup=False)
+        raise LabError(f"{demo.error}; the guest's last lines stand above")
+    if len(demo.cases) < cases:
+        raise LabError(f"the demo did {len(demo.cases)} of {cases} cases; see its output above")
+    return demo
 
 
-def _draw(outcome: Outcome) -> None:
+def _draw(demo: Demo) -> None:
     from lab.demo import plot  # noqa: PLC0415 - matplotlib would slow down every command
 
-    picture, samples = (DIRECTORY / f"{outcome.mode}.{kind}" for kind in ("png", "json"))
-    plot.draw(outcome, picture)
+    picture, samples = (DIRECTORY / f"{demo.mode}.{kind}" for kind in ("png", "json"))
+    plot.draw(demo, picture)
     print(f"figure: {picture.relative_to(ROOT)}; samples: {samples.relative_to(ROOT)}")
 
 

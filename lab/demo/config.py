@@ -92,7 +92,7 @@ class Case:
 
 
 @dataclass
-class Outcome:
+class Demo:
     """All cases, or those before the failure."""
 
     mode: str
@@ -109,9 +109,9 @@ class Outcome:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        outcome = cls(**json.loads(path.read_text()))
-        outcome.cases = [Case(**case) for case in outcome.cases]  # type: ignore[arg-type]
-        return outcome
+        demo = cls(**json.loads(path.read_text()))
+        demo.cases = [Case(**case) for case in demo.cases]  # type: ignore[arg-type]
+        return demo
 
     def save(self, path: Path) -> None:
         # Whole or not at all: the machine may stand still meanwhile.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lab import shell
 from lab.demo import kvm, scenario
-from lab.demo.config import Case, Job, Outcome
+from lab.demo.config import Case, Demo, Job
 from lab.demo.vm import QemuGoneError, VmError
 from lab.error import LabError
 
@@ -21,30 +21,30 @@ _TRIES = 3
 
 
 def main() -> int:
-    """Run the job; what failed stands in the outcome too."""
+    """Run the job; what failed stands in the file too."""
     job, path = Job.load(Path(sys.argv[1])), Path(sys.argv[2])
-    outcome = Outcome(job.mode, job.mem_mib, os.uname().release)
+    demo = Demo(job.mode, job.mem_mib, os.uname().release)
     if path.exists():
-        outcome = Outcome.load(path)
-        if outcome.error:
+        demo = Demo.load(path)
+        if demo.error:
             return 1
-        done = len(outcome.cases)
-        outcome.repeated.append(f"the lab's machine stood still after {done} cases")
+        done = len(demo.cases)
+        demo.repeated.append(f"the lab's machine stood still after {done} cases")
     try:
-        outcome.save(path)
-        outcome.qemu = shell.output(job.qemu, "--version").splitlines()[0]
-        for case in _cases(job, outcome):
-            outcome.cases.append(_tried(job, case, outcome))
-            outcome.save(path)
-            print(_line(outcome.cases[-1]), flush=True)
+        demo.save(path)
+        demo.qemu = shell.output(job.qemu, "--version").splitlines()[0]
+        for case in _cases(job, demo):
+            demo.cases.append(_tried(job, case, demo))
+            demo.save(path)
+            print(_line(demo.cases[-1]), flush=True)
     except LabError as error:
-        outcome.error = str(error)
-        outcome.console = error.console if isinstance(error, VmError) else ""
-    outcome.save(path)
-    return 1 if outcome.error else 0
+        demo.error = str(error)
+        demo.console = error.console if isinstance(error, VmError) else ""
+    demo.save(path)
+    return 1 if demo.error else 0
 
 
-def _tried(job: Job, case: Case, outcome: Outcome) -> Case:
+def _tried(job: Job, case: Case, demo: Demo) -> Case:
     """Run a case; if a QEMU process ends by itself, as it does with stock KVM, again."""
     for left in reversed(range(_TRIES)):
         tried = replace(case)
@@ -56,19 +56,19 @@ def _tried(job: Job, case: Case, outcome: Outcome) -> Case:
             if not left:
                 raise
             why = f"{case.backend}, global_tdp={case.global_tdp:d}: {error}"
-            outcome.repeated.append(why)
+            demo.repeated.append(why)
             print(f"demo: {why}; once more", flush=True)
     raise AssertionError
 
 
-def _cases(job: Job, outcome: Outcome):  # noqa: ANN202
+def _cases(job: Job, demo: Demo):  # noqa: ANN202
     sides = job.sides
     cases = list(itertools.product(range(job.runs), job.backends, sides))
-    for run, backend, side in cases[len(outcome.cases) :]:
+    for run, backend, side in cases[len(demo.cases) :]:
         stock_qemu, on = side
         known = kvm.reload(job.modules, global_tdp=on and not job.chosen_by_qemu)
         what = "stock QEMU" if stock_qemu else f"global_tdp={on:d}"
-        done = len(outcome.cases)
+        done = len(demo.cases)
         print(f"demo: {done + 1}/{len(cases)} {job.mode}, {backend}, {what}", flush=True)
         yield Case(backend, on, run, known, stock_qemu)
 

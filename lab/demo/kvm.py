@@ -1,10 +1,10 @@
 """KVM as the lab machine shows it: modules, counters, traces, memory of its tables."""
 
 import re
-import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from lab import shell
 from lab.demo.config import Counters
@@ -23,9 +23,11 @@ _RSVD = 8
 def reload(modules: dict[str, str], *, global_tdp: bool) -> bool:
     """Insert KVM anew; False if this one does not know global_tdp."""
     known = "global_tdp:" in shell.output("/sbin/modinfo", "-F", "parm", modules["kvm"])
-    subprocess.run(["/sbin/rmmod", "kvm_amd", "kvm"], capture_output=True)
-    shell.output("/sbin/insmod", modules["kvm"], *([f"global_tdp={global_tdp:d}"] * known))
-    shell.output("/sbin/insmod", modules["kvm_amd"])
+    given = f" global_tdp={global_tdp:d}" * known
+    with NamedTemporaryFile("w") as listed:
+        listed.write(f"{modules['kvm']}{given}\n{modules['kvm_amd']}\n")
+        listed.flush()
+        shell.output("sh", "-c", '. "$LAB_GUEST/modules.sh"; load "$0"', listed.name)
     if not Path("/dev/kvm").exists():
         raise LabError("KVM is loaded, but there is no /dev/kvm; see dmesg")
     return known

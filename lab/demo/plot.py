@@ -11,21 +11,21 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from lab.demo.config import Outcome
+from lab.demo.config import Demo
 from lab.demo.report import MEMORY, Pair, pairs
 from lab.demo.watch import WINDOW
 
 OFF, ON, STOCK, INK, GRID = "#8a8f98", "#0b6fb8", "#c98a1b", "#2b2f36", "#e3e5e8"
 
 
-def draw(outcome: Outcome, path: Path) -> None:
+def draw(demo: Demo, path: Path) -> None:
     """Write the figure to `path`."""
     mpl.use("Agg")
-    found = pairs(outcome)
+    found = pairs(demo)
     plt.rcParams.update({"font.size": 10, "text.color": INK, "axes.labelcolor": INK})
     figure, panels = plt.subplots(2, len(found), figsize=(4.8 * len(found), 6.2), squeeze=False)
     for above, below, pair in zip(*panels, found, strict=True):
-        _progress(above, pair, outcome.mem_mib)
+        _progress(above, pair, demo.mem_mib)
         _faults(below, pair)
     panels[0][0].set_ylabel("MiB mapped ahead of the vCPUs")
     panels[1][0].set_ylabel("stage-2 faults of the destination")
@@ -33,7 +33,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     by_qemu = any(pair.stock_qemu for pair in found)
     switch = "-accel kvm,global-tdp" if by_qemu else "kvm.global_tdp"
     figure.suptitle(
-        f"{outcome.mode} of a {outcome.mem_mib} MiB guest{comma}{switch} off and on",
+        f"{demo.mode} of a {demo.mem_mib} MiB guest{comma}{switch} off and on",
         x=0.01,
         ha="left",
         fontweight="bold",

@@ -1,4 +1,4 @@
-"""Show an outcome as a table: off beside on."""
+"""Show a demo as a table: off beside on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lab.demo.config import Case, Outcome
+from lab.demo.config import Case, Demo
 from lab.demo.watch import WINDOW
 
 NONE = "-"
@@ -48,12 +48,12 @@ class Pair:
         return median(case.faults for case in self.on) / off if off else float("inf")
 
 
-def pairs(outcome: Outcome) -> list[Pair]:
+def pairs(demo: Demo) -> list[Pair]:
     """Return the cases by back end, in the order they ran."""
-    backends = list(dict.fromkeys(case.backend for case in outcome.cases))
+    backends = list(dict.fromkeys(case.backend for case in demo.cases))
 
     def pick(*wanted: object) -> list[Case]:
-        return [c for c in outcome.cases if (c.backend, c.global_tdp, c.stock_qemu) == wanted]
+        return [c for c in demo.cases if (c.backend, c.global_tdp, c.stock_qemu) == wanted]
 
     return [
         Pair(b, pick(b, False, False), pick(b, True, False), pick(b, False, True))
@@ -61,14 +61,14 @@ def pairs(outcome: Outcome) -> list[Pair]:
     ]
 
 
-def show(outcome: Outcome) -> None:
+def show(demo: Demo) -> None:
     """Print the table and how far the targets are met."""
-    found = pairs(outcome)
+    found = pairs(demo)
     console = Console(highlight=False)
-    console.print(_table(outcome, found))
-    for why in outcome.repeated:
+    console.print(_table(demo, found))
+    for why in demo.repeated:
         console.print(f"repeated: {why}", soft_wrap=True)
-    for line in _targets(outcome.mode, found):
+    for line in _targets(demo.mode, found):
         console.print(line, soft_wrap=True)
 
 
@@ -118,10 +118,10 @@ ROWS: list[tuple[str, Value]] = [
 ]
 
 
-def _table(outcome: Outcome, found: list[Pair]) -> Table:
+def _table(demo: Demo, found: list[Pair]) -> Table:
     runs = len(found[0].off)
-    title = f"{outcome.mode} of a {outcome.mem_mib} MiB guest, seen from its destination"
-    note = f"{outcome.release}; {outcome.qemu}; all emulated: compare times only side by side"
+    title = f"{demo.mode} of a {demo.mem_mib} MiB guest, seen from its destination"
+    note = f"{demo.release}; {demo.qemu}; all emulated: compare times only side by side"
     if runs > 1:
         note += f"; medians of {runs} runs (least-most)"
     table = Table(title=title, caption=note)

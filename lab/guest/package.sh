@@ -1,10 +1,12 @@
 #!/bin/bash
-# Runs at boot on the system that lab.check.package installed: one phase a boot. Prints
-#     check: ok|FAILED: what: details
-# to the console and switches the machine off. Files of the test are in /package-test.
+# Runs at boot on the system that lab.check.package installed: one phase a boot. Prints what
+# it finds to the console, between marks as those of run.sh, and switches the machine off.
+# Files of the test are in /package-test.
 cd /package-test || exit 1
 # shellcheck disable=SC1091
 . ./job # kernel, version
+# shellcheck source=marks.sh
+. ./marks.sh
 phase=$(cat phase)
 exec >/dev/ttyS0 2>&1
 udevadm settle --timeout=600 # udev loads KVM; on a slow machine, after this has begun
@@ -12,7 +14,10 @@ udevadm settle --timeout=600 # udev loads KVM; on a slow machine, after this has
 check() { # what, details, command: passes if the command does
 	local what=$1 details=$2
 	shift 2
-	if "$@"; then echo "check: ok: $what: $details"; else echo "check: FAILED: $what: $details"; fi
+	begin $((checks += 1)) "$what"
+	echo "$details"
+	"$@"
+	end $checks $?
 }
 
 kvm_of() { # file or version, as modinfo gives it for the module that modprobe would load
@@ -80,6 +85,6 @@ stock)
 	check 'selftest has nothing to test' "status $status" test $status = 4
 	;;
 esac
-echo "check: end of $phase"
+mark 'done'
 sync
 systemctl poweroff --force

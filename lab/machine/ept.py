@@ -1,12 +1,12 @@
 """Run commands on an emulated Intel CPU with VMX and EPT, which QEMU cannot emulate.
 
-    from lab import bochs
+    from lab.machine import ept
     program = paths.SELFTESTS / "pre_fault_memory_test"
-    for outcome in bochs.run(["build/selftests/pre_fault_memory_test"], [program]): ...
+    done = ept.run([Command("build/selftests/pre_fault_memory_test")], [program])
+    for result in done.results: ...
 
-Bochs has one CPU, no virtio and no host files: what runs there goes into an initramfs,
-programs at the paths they have below the root of the repository. The boot takes
-minutes, so one boot runs a list of commands, each in a busybox shell.
+Bochs has one CPU, no virtio and no host files: what runs there goes into an initramfs, at
+the paths that it has on the host. The boot takes minutes, so one boot runs a list of commands.
 
 It is that of Debian 13, unpacked into build/bochs and run with the C library it came with:
 with page modification logging (PML), that of Debian 12 logs addresses of bytes, not of
@@ -21,14 +21,15 @@ import subprocess
 import threading
 import time
 import tty
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO
 
 from lab import shell
 from lab.error import LabError
-from lab.machine import npt, params, splat
-from lab.paths import ROOT
+from lab.machine import disk, runs, splat
+from lab.machine import params as modules
+from lab.machine.result import Command, Ended, Run, Stream
 from lab.source import debian
 from lab.source.unpacked import Unpacked
 
@@ -37,10 +38,10 @@ _SHARED = BOCHS.root / "usr/share"
 _PLUGINS = BOCHS.libraries / "bochs/plugins"
 _ENVIRONMENT = {"TERM": "xterm", "LTDL_LIBRARY_PATH": str(_PLUGINS)}
 
-KVM_INTEL = "enable_apicv=0"
+_KVM_INTEL = "kvm_intel.enable_apicv=0"
 """Bochs has posted interrupts, but does not take KVM's descriptor of them."""
 
-SETTINGS = """\
+_SETTINGS = """\
 megs: {mem}
 cpu: model=corei7_skylake_x, ips=50000000
 clock: sync=none
@@ -54,31 +55,16 @@ sound: driver=dummy
 log: bochs.log
 panic: action=fatal
 """
-LOADER = """\
-default linux
-prompt 0
-label linux
-kernel /vmlinuz
-append initrd=/initrd console=ttyS0,115200 rdinit=/init nokaslr tsc=reliable panic=-1 {params}
-"""
-LOADER_FILES = ("/usr/lib/ISOLINUX/isolinux.bin", "/usr/lib/syslinux/modules/bios/ldlinux.c32")
+_KERNEL = (
+    "console=ttyS0,115200 rdinit=/init nokaslr tsc=reliable panic=-1"
+    " lab_guest={guest} lab_run={run} {params}"
+)
 _SCREEN = re.compile(rb'connected to screen "(/dev/pts/\d+)"')
-ISO = ("-b", "isolinux.bin", "-c", "npt.cat", "-no-emul-boot", "-boot-load-size", "4")
-
-
-class Outcome(NamedTuple):
-    """What came of one command; `status` as in lab.machine.npt."""
-
-    cmd: str
-    status: int
-    output: str
-    seconds: float
-    """Of the real clock, give or take one; those of the guest are 20 times longer."""
 
 
 def run(
-    commands: Sequence[str],
-    programs: Sequence[Path],
+    commands: Sequence[Command],
+    programs: Iterable[Path],
     params: str = "",
     *,
     stock: bool = False,
@@ -87,106 +73,71 @@ def run(
     image: Path | None = None,
     timeout: float = 1800,
     mem: int = 2048,
-) -> list[Outcome]:
-    """Boot once, load KVM, run `commands`, and return what came of each.
+    live: IO[bytes] | None = None,
+    ended: Ended | None = None,
+) -> Run:
+    """Boot once, load KVM, run `commands`, and return what came of them.
 
-    `programs` are static and under the root of the repository. `mem` is in MiB. A
-    command that did not end in `timeout` seconds, and those after it, are TIMED_OUT.
-    `stock` and `checked` are as in lab.machine.npt. `kvm` is to be loaded as kvm.ko. `image`
-    is a kernel with KVM built in, to boot instead of Debian's.
+    `programs` are static. `mem` is in MiB; a command's limit is in seconds of the machine, of
+    which one takes some twenty. The rest is as in lab.machine.npt.
     """
     BOCHS.ensure()
-    directory = npt.new_directory()
-    wanted = f"kvm_intel.{KVM_INTEL} {params}"
-    modules = {} if image else _modules(wanted, kvm, stock=stock, checked=checked)
-    _make_initramfs(directory, modules, commands, programs)
-    _make_disc(directory, image or debian.kernel().image, wanted if image else "")
-    (directory / "bochsrc").write_text(SETTINGS.format(mem=mem, shared=_SHARED))
+    directory = runs.new_directory()
+    wanted = f"{_KVM_INTEL} {params}"
+    chosen = {"stock": stock, "checked": checked, "kvm": kvm}
+    listed = "" if image else modules.to_load("kvm_intel", wanted, **chosen)
+    _make_initramfs(directory, commands, listed, programs)
+    given = _KERNEL.format(guest=runs.GUEST, run=directory, params=wanted if image else "")
+    kernel = image or debian.kernel().image
+    disk.make_iso(directory / "disc.iso", kernel, directory / "initrd", given)
+    (directory / "bochsrc").write_text(_SETTINGS.format(mem=mem, shared=_SHARED))
     (directory / "debugger").write_text("c\n")
-    marks = _power_on(directory, timeout)
-    if not (directory / "console").exists():
-        raise LabError(f"bochs did not start; {directory / 'bochs.log'} may say why")
-    console = (directory / "console").read_text(errors="replace").replace("\r", "")
-    if match := re.search(r"^lab: failure: (.*)", console, flags=re.M):
-        raise LabError(match[1])
-    if splat.BEGIN not in console:
-        npt.show_tail(console)
-        raise LabError(f"the guest did not boot; its console is {directory / 'console'}")
-    return list(_outcomes(commands, console, marks))
-
-
-def _modules(wanted: str, kvm: Path | None, *, stock: bool, checked: bool) -> dict[Path, str]:
-    """Return modules, of swap space and of KVM, in the order to load them; parameters."""
-    kernel = debian.kernel()
-    chosen = params.split(wanted, kernel, stock=stock, checked=checked)
-    where = ("-d", kernel.root, "-S", kernel.release)
-    needed = shell.output("/sbin/modprobe", *where, "--show-depends", "zram").splitlines()
-    found = {Path(line.split()[1]): "" for line in needed}
-    found[kernel.modules / "kernel/virt/lib/irqbypass.ko.xz"] = ""
-    for owner in ("kvm", "kvm_intel"):
-        module = params.module(kernel, owner, stock=stock, checked=checked)
-        if owner == "kvm" and kvm:
-            module = kvm
-        found[module] = chosen[owner]
-    return found
+    stream = Stream(live, ended)
+    _power_on(directory, stream, timeout)
+    stream.close()
+    return _judge(stream, directory, timeout)
 
 
 def _make_initramfs(
-    directory: Path,
-    modules: Mapping[Path, str],
-    commands: Sequence[str],
-    programs: Sequence[Path],
+    directory: Path, commands: Sequence[Command], listed: str, programs: Iterable[Path]
 ) -> None:
     root = directory / "root"
-    for name in ("bin", "lab", "proc", "sys", "dev", "tmp"):
-        (root / name).mkdir(parents=True)
+    (root / "bin").mkdir(parents=True)
+    (root / "dev").mkdir()
     shutil.copy("/bin/busybox", root / "bin")
-    shutil.copy(ROOT / "lab/guest/ept.sh", root / "init")
+    shutil.copytree(runs.GUEST, _at(root, runs.GUEST))
+    shutil.copy(runs.GUEST / "init.sh", root / "init")
     (root / "init").chmod(0o755)
-    loads = []
-    for module, chosen in modules.items():
-        loads.append(f"load /lab/{_copy_module(module, root / 'lab')} {chosen}\n")
-    (root / "lab/load").write_text("".join(loads))
-    for number, command in enumerate(commands):
-        (root / f"lab/command.{number:03}").write_text(command + "\n")
-    for program in programs:
-        target = root / program.resolve().relative_to(ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shell.output("strip", "-o", target, program)
-    archive = "find . | cpio -o -H newc --quiet -R 0:0 | gzip -1 > ../initrd"
-    shell.output("sh", "-c", archive, cwd=root)
+    for line in listed.splitlines():
+        _copy_module(Path(line.split()[0]), root)
+    settings = {"beats": "", "prepare": "", "swap": runs.SWAP}
+    runs.write_job(directory, commands, listed.replace(".ko.xz", ".ko"), settings)
+    for path in directory.iterdir():
+        if path.is_file():
+            shutil.copy(path, _at(root, path))
+    for program in set(programs):
+        shell.output("strip", "-o", _at(root, program), program)
+    disk.make_initramfs(root, directory / "initrd")
     shutil.rmtree(root)
 
 
-def _copy_module(source: Path, into: Path) -> str:
-    if source.suffix == ".xz":
-        content = subprocess.run(["xz", "-dc", source], capture_output=True, check=True).stdout
-        (into / source.stem).write_bytes(content)
-        return source.stem
-    shutil.copy(source, into)
-    return source.name
+def _at(root: Path, path: Path) -> Path:
+    """Return where a file of the host is in the machine, with a directory to put it into."""
+    target = root / path.relative_to("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
 
 
-def _make_disc(directory: Path, image: Path, params: str) -> None:
-    disc = directory / "disc"
-    disc.mkdir()
-    for file in LOADER_FILES:
-        shutil.copy(file, disc)
-    (disc / "isolinux.cfg").write_text(LOADER.format(params=params))
-    shutil.copy(image, disc / "vmlinuz")
-    (directory / "initrd").rename(disc / "initrd")
-    iso = directory / "disc.iso"
-    shell.output(
-        "xorriso", "-as", "mkisofs", "-quiet", "-o", iso, *ISO, "-boot-info-table", disc
-    )
-    shutil.rmtree(disc)
+def _copy_module(file: Path, root: Path) -> None:
+    if file.suffix == ".xz":
+        unpacked = subprocess.run(["xz", "-dc", file], capture_output=True, check=True).stdout
+        _at(root, file.with_suffix("")).write_bytes(unpacked)
+    else:
+        shutil.copy(file, _at(root, file))
 
 
-def _power_on(directory: Path, timeout: float) -> list[float]:
-    """Run the machine until its init is done or the time is up.
-
-    Return when each command began and ended, in turns.
-    """
+def _power_on(directory: Path, stream: Stream, timeout: float) -> None:
+    """Run the machine until its init is done or the time is up, and hear what it prints."""
     ours, its = pty.openpty()
     machine = subprocess.Popen(
         [*BOCHS.command("usr/bin/bochs-bin"), "-q", "-f", "bochsrc", "-rc", "debugger"],
@@ -202,33 +153,32 @@ def _power_on(directory: Path, timeout: float) -> list[float]:
     drain = threading.Thread(target=_drain, args=(ours,), daemon=True)
     drain.start()
     console, end = directory / "console", time.monotonic() + timeout
-    marks: list[float] = []
     try:
-        with shell.working("Bochs", lambda: f"{(len(marks) + 1) // 2} begun"):
-            while machine.poll() is None and time.monotonic() < end and not _done(console):
-                if npt.STOPPING.is_set():
-                    raise KeyboardInterrupt
-                time.sleep(1)
-                marks += [time.monotonic()] * (_marks(console) - len(marks))
+        with shell.working("Bochs", lambda: f"{len(stream.results)} begun"):
+            _hear(machine, console, stream, end)
     finally:
         machine.kill()
         machine.wait()
         drain.join()
         (directory / "disc.iso").unlink()
-    return [*marks, *[time.monotonic()] * (_marks(console) + 1 - len(marks))]
 
 
-def _done(console: Path) -> bool:
-    text = _read_console(console)
-    return any(mark in text for mark in (b"lab: end", b"lab: failure", b"Kernel panic"))
-
-
-def _marks(console: Path) -> int:
-    return len(re.findall(rb"^lab: (?:run|status) \d", _read_console(console), flags=re.M))
-
-
-def _read_console(console: Path) -> bytes:
-    return console.read_bytes() if console.exists() else b""
+def _hear(machine: subprocess.Popen[bytes], console: Path, stream: Stream, end: float) -> None:
+    heard, panic = 0, False
+    while not (stream.done or stream.failure or panic) and time.monotonic() < end:
+        if runs.STOPPING.is_set():
+            raise KeyboardInterrupt
+        gone = machine.poll() is not None
+        if console.exists():
+            with console.open("rb") as file:
+                file.seek(heard)
+                text = file.read()
+            heard += len(text)
+            stream.feed(text)
+            panic = b"Kernel panic" in text
+        if gone:
+            break
+        time.sleep(1)
 
 
 def _drain(terminal: int) -> None:
@@ -251,14 +201,17 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def _outcomes(
-    commands: Sequence[str], console: str, marks: Sequence[float]
-) -> Iterator[Outcome]:
-    for number, cmd in enumerate(commands):
-        _, _, rest = console.partition(f"lab: run {number:03}\n")
-        output, done, after = rest.partition(f"lab: status {number:03} ")
-        status = int(after.split()[0]) if done else npt.TIMED_OUT
-        if splat.find(splat.BEGIN + output) and not status:
-            status = npt.COMPLAINED
-        took = marks[2 * number : 2 * number + 2]
-        yield Outcome(cmd, status, output, took[-1] - took[0] if took else 0)
+def _judge(stream: Stream, directory: Path, timeout: float) -> Run:
+    if not (directory / "console").exists():
+        raise LabError(f"bochs did not start; {directory / 'bochs.log'} may say why")
+    run = Run(directory, stream.results)
+    if stream.failure:
+        raise LabError(stream.failure)
+    console = run.console.replace("\r", "")
+    if splat.BEGIN not in console:
+        runs.show_tail(console)
+        raise LabError(f"the guest did not boot; its console is {directory / 'console'}")
+    run.splats = splat.find(console)
+    if not stream.done:
+        run.died = f"the machine died, or its {timeout:.0f} s were up; see {directory}"
+    return run

@@ -1,15 +1,55 @@
-"""Module parameters: `global_tdp=1 kvm_amd.vgif=0`; without a prefix they are kvm's."""
+"""KVM's modules for a machine, and their parameters: `global_tdp=1 kvm_amd.vgif=0`.
+
+A parameter without a prefix is kvm's. What is to be loaded is written down as a list, a line
+a module: its file and its parameters. lab/guest/modules.sh reads that.
+"""
 
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from lab import shell
 from lab.error import LabError
 from lab.paths import CHECKED, MODULES
+from lab.source import debian
 from lab.source.debian import Kernel
 
 OWNERS = ("kvm", "kvm_amd", "kvm_intel")
+
+
+def to_load(
+    vendor: str,
+    params: str = "",
+    *,
+    stock: bool = False,
+    checked: bool = False,
+    kvm: Path | None = None,
+) -> str:
+    """Return the list for swap space and KVM, with kvm_amd or kvm_intel as `vendor`.
+
+    `stock` takes the distribution's modules, `checked` ours with assertions; `kvm` is to be
+    loaded as kvm.ko in any case.
+    """
+    kernel = debian.kernel()
+    chosen = split(params, kernel, stock=stock, checked=checked)
+    lines = [*_needed(kernel, "zram"), *_needed(kernel, vendor)]
+    for owner in ("kvm", vendor):
+        file = module(kernel, owner, stock=stock, checked=checked)
+        if owner == "kvm" and kvm:
+            file = kvm
+        lines.append(f"{file} {chosen[owner]}".strip())
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _needed(kernel: Kernel, name: str) -> Iterator[str]:
+    """Return the files of the distribution's that go with one of its modules; not KVM's."""
+    where = ("-d", kernel.root, "-S", kernel.release)
+    listed = shell.output("/sbin/modprobe", *where, "--show-depends", name)
+    for line in listed.splitlines():
+        file = Path(line.split()[1])
+        if not file.name.startswith("kvm"):
+            yield str(file)
 
 
 def module(kernel: Kernel, owner: str, *, stock: bool, checked: bool = False) -> Path:
@@ -28,7 +68,7 @@ def module(kernel: Kernel, owner: str, *, stock: bool, checked: bool = False) ->
 def split(params: str, kernel: Kernel, *, stock: bool, checked: bool = False) -> dict[str, str]:
     """Return each module's parameters; the kernel would ignore unknown ones silently."""
     chosen: dict[str, list[str]] = {owner: [] for owner in OWNERS}
-    for param in shlex.split(params):
+    for param in _words(params):
         owner, dot, rest = param.partition(".")
         if not dot or owner not in OWNERS:
             owner, rest = "kvm", param
@@ -39,6 +79,13 @@ def split(params: str, kernel: Kernel, *, stock: bool, checked: bool = False) ->
             raise LabError(f"{whose} has no parameter {name}; modinfo -p {path} lists them")
         chosen[owner].append(rest)
     return {owner: " ".join(given) for owner, given in chosen.items()}
+
+
+def _words(params: str) -> list[str]:
+    try:
+        return shlex.split(params)
+    except ValueError as error:
+        raise LabError(f"parameters {params}: {error}") from error
 
 
 def _known(path: Path) -> set[str]:

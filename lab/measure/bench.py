@@ -116,9 +116,11 @@ def run(args: argparse.Namespace) -> int:
     for old in (*DIRECTORY.glob("*.txt"), *DIRECTORY.glob("restore.*")):
         old.unlink()
     console.print("Counting instructions: stock modules, then ours; some minutes")
-    result = npt.run(_script(args.mib), icount=True, stock=True, timeout=args.timeout)
-    if result.status:
-        raise LabError(f"the benchmark ended with status {result.status}; see its output above")
+    status = npt.command(
+        _script(args.mib), icount=True, stock=True, timeout=args.timeout
+    ).status
+    if status:
+        raise LabError(f"the benchmark ended with status {status}; see its output above")
     figures = list(best(_read()))
     cells = judge(figures)
     restored = restore.figures(_restored())
@@ -140,15 +142,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _script(mib: int) -> str:
     """Return what the machine runs, which comes up with stock modules."""
-    lines, program = ["set -e"], shlex.quote(str(PROGRAM))
+    lines, program = ['. "$LAB_GUEST/modules.sh"', "set -e"], shlex.quote(str(PROGRAM))
     for number in range(1, ROUNDS + 1):
-        for stock in (True, False):
-            files = [
-                params.module(debian.kernel(), owner, stock=stock) for owner in params.OWNERS
-            ]
-            lines += ["rmmod kvm_amd kvm"]
-            lines += [f"insmod {shlex.quote(str(file))}" for file in files[:2]]
-            whose = "stock" if stock else "ours"
+        for whose in ("stock", "ours"):
+            listed = DIRECTORY / f"{whose}.modules"
+            listed.write_text(params.to_load("kvm_amd", stock=whose == "stock"))
+            lines += [f"load {shlex.quote(str(listed))}"]
             log = shlex.quote(str(DIRECTORY / f"{whose}.{number}.txt"))
             lines += [f"echo '  round {number} of {ROUNDS}, {whose} modules'"]
             lines += [f"{program} -m {mib} >{log} 2>&1 || {{ cat {log}; exit 1; }}"]

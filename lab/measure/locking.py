@@ -102,16 +102,16 @@ def run(args: argparse.Namespace) -> int:
         for old in DIRECTORY.glob(f"{mode}.*"):
             old.unlink()
         console.print(f"Machine '{mode}': stock modules, then ours")
-        result = npt.run(
+        status = npt.command(
             _script(mode, args),
             icount=MODES[mode] == "instructions",
             turns=1 if mode == "alone" else 2,
             parallel=mode == "time",
             stock=True,
             timeout=args.timeout,
-        )
-        if result.status:
-            raise LabError(f"the benchmark ended with status {result.status}; see above")
+        ).status
+        if status:
+            raise LabError(f"the benchmark ended with status {status}; see above")
     figures = [
         figure for mode in MODES if args.keep or mode in args.modes for figure in read(mode)
     ]
@@ -129,6 +129,7 @@ def _script(mode: str, args: argparse.Namespace) -> str:
     """Return what the machine runs, which comes up with stock modules."""
     trace = shlex.quote(str(DIRECTORY / f"{mode}.trace"))
     lines = [
+        '. "$LAB_GUEST/modules.sh"',
         "set -e",
         f"bpftrace -f json {shlex.quote(str(TRACER))} >{trace} 2>&1 & tracer=$!",
         f"until grep -q ready {trace}; do",
@@ -140,11 +141,9 @@ def _script(mode: str, args: argparse.Namespace) -> str:
     for whose in ("stock", "ours"):
         if whose == "ours":
             lines += ["test -z $holder || { kill $holder; wait $holder || true; }"]
-            lines += ["rmmod kvm_amd kvm"]
-            lines += [
-                f"insmod {shlex.quote(str(params.module(debian.kernel(), owner, stock=False)))}"
-                for owner in params.OWNERS[:2]
-            ]
+            listed = DIRECTORY / "ours.modules"
+            listed.write_text(params.to_load("kvm_amd"))
+            lines += [f"load {shlex.quote(str(listed))}"]
         if mode == "time":
             lines += [f"{VENV_BIN}/python -B -c {shlex.quote(HOLDER)} & holder=$!; sleep 2"]
         for size in sorted(args.sizes):

@@ -7,21 +7,18 @@ without the series, in NAME-stock, which runs KVM's own tests only.
 
 import argparse
 import re
-import shlex
 import shutil
-import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lab import shell
 from lab.check import machines, report, tests
-from lab.check.outcome import State
+from lab.check.machines import Report
+from lab.check.report import Part
 from lab.error import LabError
-from lab.machine import npt, splat
 from lab.make import selftests
-from lab.paths import BUILD, LINUX, ROOT, VENV_BIN
+from lab.paths import BUILD, LINUX
 from lab.shell import console
 from lab.source import tree
 from lab.source.git import BASE, Git
@@ -29,7 +26,6 @@ from lab.source.git import BASE, Git
 KINDS = ("lockdep", "kcsan")
 
 _FRAGMENTS = Path(__file__).parent
-_BOOT = ("--disable-kvm", "--verbose", "--force-9p", "--user", "root", "--rwdir", BUILD)
 _TIMES = 5
 """How much slower than the stock kernel a test may be."""
 
@@ -86,21 +82,39 @@ def run(args: argparse.Namespace) -> int:
     """Build the kernel and the tests, run them on NPT and EPT; 1 if any failed."""
     image = build(args.kind, stock=args.stock)
     selftests.build()
+    return report.show(list(_parts(args, image)))
+
+
+def _parts(args: argparse.Namespace, image: Path) -> Iterator[Part]:
     ours = tests.ours(args.tests.split())
     own = [] if args.tests else tests.stock(_KVM_OWN)
     leaks = tests.Test("no leak", ("sh", "-c", _LEAKS))
+
+    def npt(chosen: Sequence[tests.Test], params: str) -> Part:
+        title = f"{args.kind} kernel{' of stock' * args.stock}, NPT, {params}"
+        given, limit = f"kvm.tdp_mmu=1 {params}", args.timeout
+        slower = _slower([*chosen, leaks])
+        done = machines.on_npt(title, slower, given, boots=1, timeout=limit, image=image)
+        return _part(title, done, image)
+
     if args.stock:
-        return report.end(_run(image, [*own, leaks], f"stock {args.kind}", "", args.timeout))
+        yield npt(own, "")
+        return
     if not args.tests:
         own += [_churn(test, "-t", _STRESS) for test in ours if test.name == _CHURN]
-    states: Counter[State] = Counter()
     if args.backend != "ept":
-        for param in ("kvm.global_tdp=1", "kvm.global_tdp=0"):
-            states += _run(image, [*ours, *own, leaks], args.kind, param, args.timeout)
+        for params in ("kvm.global_tdp=1", "kvm.global_tdp=0"):
+            yield npt([*ours, *own], params)
     if args.backend != "npt":
         brief = [_churn(test, "-i", _ROUNDS) if test.name == _CHURN else test for test in ours]
-        states += _run_on_ept(image, [*brief, leaks], args.kind, args.timeout)
-    return report.end(states)
+        params = "kvm.global_tdp=1"
+        title = f"{args.kind} kernel, EPT, {params}"
+        done = machines.on_ept(title, _slower([*brief, leaks]), params, args.timeout, image)
+        yield _part(title, done, image)
+
+
+def _slower(chosen: Sequence[tests.Test]) -> list[tests.Test]:
+    return [replace(test, timeout=test.timeout * _TIMES) for test in chosen]
 
 
 def _churn(test: tests.Test, option: str, number: int) -> tests.Test:
@@ -165,38 +179,15 @@ def _options(path: Path) -> dict[str, str]:
     return {match[1]: match[2] or "n" for match in found if match}
 
 
-def _run(
-    image: Path, chosen: list[tests.Test], kind: str, param: str, timeout: float
-) -> Counter[State]:
-    """Run tests in one boot; a complaint of the kernel is a failure, too."""
-    console.print(f"[bold]{kind} kernel {param}[/]")
-    directory = npt.new_directory()
-    (directory / "command").write_text(_script(directory, chosen))
-    command = [
-        *(VENV_BIN / "vng", "--run", image, *_BOOT, "--cpus", "2", "--memory", "4G"),
-        *(f"--qemu-opts=-cpu max {npt.IN_TURNS}", "--append", f"kvm.tdp_mmu=1 {param}"),
-        *("--", f"bash {shlex.quote(str(directory / 'command'))}"),
-    ]
-    with (directory / "output").open("wb") as output:
-        ending = npt.pump(command, directory, [sys.stdout.buffer, output], timeout)
-    late = ending != npt.Ending.BY_ITSELF
-    return _judge(directory, len(chosen), _symbols(image), late=late)
-
-
-def _script(directory: Path, chosen: list[tests.Test]) -> str:
-    status = shlex.quote(str(directory / "status"))
-    # No heartbeat in here, where a CPU may well be busy for long: the tests have limits.
-    lines = [f": >{shlex.quote(str(directory / 'begun'))}"]
-    lines += [f"cd {shlex.quote(str(ROOT))}", f"echo '{splat.BEGIN}' >/dev/kmsg"]
-    lines.append("mount -t debugfs none /sys/kernel/debug 2>/dev/null")
-    lines.append("echo 256M >/sys/block/zram0/disksize")
-    lines.append("mkswap -q /dev/zram0 && swapon /dev/zram0")
-    for test in chosen:
-        program = shlex.join(test.argv)
-        limit = f"timeout -s KILL {test.timeout * _TIMES:.0f}"
-        lines.append(f"echo 'lab: test {test.name}' | tee /dev/kmsg")
-        lines.append(f"{limit} {program} 2>&1; echo {test.name} $? | tee -a {status}")
-    return "\n".join(lines) + "\n"
+def _part(title: str, done: Report, image: Path) -> Part:
+    """Return all that counts; what KCSAN reports of other than the series is only told."""
+    symbols = _symbols(image)
+    known = [splat for splat in done.splats if is_known(splat.output, symbols)]
+    for splat in known:
+        words = f"not of the series: {splat.name}: {splat.reason}"
+        console.print(words, markup=False, soft_wrap=True)
+    done.splats = [splat for splat in done.splats if splat not in known]
+    return Part(title, done.all)
 
 
 def _symbols(image: Path) -> set[str]:
@@ -213,43 +204,3 @@ def is_known(report: str, symbols: set[str]) -> bool:
     if not race:
         return False
     return race.groups() in _STOCK_RACES or symbols.isdisjoint(race.groups())
-
-
-def _judge(directory: Path, expected: int, symbols: set[str], *, late: bool) -> Counter[State]:
-    states: Counter[State] = Counter()
-    text = directory / "status"
-    ended = (
-        [line.rsplit(" ", 1) for line in text.read_text().splitlines()] if text.exists() else []
-    )
-    for name, status in ended:
-        state = {"0": State.PASSED, "4": State.SKIPPED}.get(status, State.FAILED)
-        states[state] += 1
-        if state != State.PASSED:
-            console.print(f"{state} {name}, status {status}", style="yellow")
-    if late or len(ended) != expected:
-        console.print(f"the machine did not get to the end; see {directory}", style="red")
-        states[State.FAILED] += 1
-    log = (directory / "console").read_text(errors="replace")
-    complaints = splat.find(log)
-    known = [complaint for complaint in complaints if is_known(complaint, symbols)]
-    for head, count in Counter(map(machines.signature, known)).items():
-        console.print(f"not of the series, {count} times: {head}", markup=False, soft_wrap=True)
-    for complaint in complaints:
-        if complaint not in known:
-            console.print(complaint, style="red", markup=False)
-            states[State.FAILED] += 1
-    return states
-
-
-def _run_on_ept(
-    image: Path, chosen: Sequence[tests.Test], kind: str, timeout: float
-) -> Counter[State]:
-    console.print(f"[bold]{kind} kernel, EPT, global_tdp=1[/]")
-    slower = [replace(test, timeout=test.timeout * _TIMES) for test in chosen]
-    done = machines.on_ept(slower, "kvm.global_tdp=1", timeout, image=image)
-    outcomes = [*done.outcomes.values(), *done.splats]
-    for outcome in outcomes:
-        print(outcome.output)
-        if outcome.state != State.PASSED:
-            console.print(f"{outcome.state} {outcome.name}: {outcome.reason}", style="red")
-    return Counter(outcome.state for outcome in outcomes)

@@ -1,0 +1,78 @@
+#!/bin/sh
+# Runs in an emulated machine, as root: the commands of a list, one by one.
+#	run.sh DIRECTORY
+# lab/machine/runs.py has written there
+#	job		settings: root, beats, swap, prepare
+#	modules		what to load, for modules.sh
+#	commands	a line each: number, seconds that it may take, huge pages, name
+#	command.NUMBER	a script
+# What comes of them is told in marks, for lab/machine/result.py. Both machines have this
+# file, with a Debian about it or with nothing but busybox: any POSIX shell will do.
+run=$1
+# shellcheck disable=SC1091
+. "$run/job"
+export HOME=/tmp LAB_RUN="$run" LAB_GUEST="${0%/*}"
+# shellcheck source=marks.sh
+. "$LAB_GUEST/marks.sh"
+# shellcheck source=modules.sh
+. "$LAB_GUEST/modules.sh"
+shell=$(command -v bash || echo sh)
+
+mount_missing() { # type, where
+	grep -q " $2 " /proc/mounts && return
+	mkdir -p "$2" && mount -t "$1" "$1" "$2" 2>/dev/null
+}
+
+fail() {
+	mark "failure $*"
+	exit 1
+}
+
+add_swap() { # a compressed part of the memory: it is done with a page at once
+	echo "$swap" >/sys/block/zram0/disksize
+	mkswap /dev/zram0 >/dev/null && swapon /dev/zram0 || fail 'no swap space'
+}
+
+reserve() { # huge pages, of how many that are wanted
+	[ "$2" = 0 ] || echo "$1" >/proc/sys/vm/nr_hugepages
+}
+
+run_one() { # number, seconds, huge pages, name
+	begin "$1" "$4"
+	reserve "$3" "$3"
+	limit=
+	[ "$2" = 0 ] || limit="timeout -s KILL $2"
+	# shellcheck disable=SC2086
+	setsid $limit "$shell" "$run/command.$1" </dev/null 2>&1 &
+	wait $! 2>/dev/null # which would tell of a signal
+	status=$?
+	kill -KILL "-$!" 2>/dev/null # whatever it left behind
+	reserve 0 "$3"
+	end "$1" $status
+}
+
+mkdir -p /proc /tmp
+[ -e /proc/mounts ] || mount -t proc proc /proc
+mount_missing sysfs /sys
+mount_missing devtmpfs /dev
+mount_missing debugfs /sys/kernel/debug
+mount_missing tracefs /sys/kernel/tracing
+mount_missing tmpfs /dev/shm
+mount_missing cgroup2 /sys/fs/cgroup
+: >"$run/begun"
+# shellcheck disable=SC2154
+cd "$root" || fail "no $root"
+# shellcheck disable=SC2154
+if [ "$beats" ]; then
+	bash "$LAB_GUEST/beat.sh" "$run" &
+	chrt -f -p 1 $!
+fi
+echo 'lab: begin' >/dev/kmsg
+message=$(load "$run/modules") || fail "$message"
+[ -z "$swap" ] || add_swap
+# shellcheck disable=SC1090,SC2154
+[ -z "$prepare" ] || . "$LAB_GUEST/$prepare"
+while read -r number limit pages name; do
+	run_one "$number" "$limit" "$pages" "$name"
+done <"$run/commands"
+mark 'done'

@@ -1,0 +1,66 @@
+"""What counts as a complaint of a kernel."""
+
+import unittest
+
+from lab.machine import splat
+
+BEGIN = f"[    9.0] {splat.BEGIN}\n"
+WARNING = (
+    "[   12.5] WARNING: CPU: 1 PID: 77 at arch/x86/kvm/x86.c:99 f+0x1/0x2 [kvm]\n"
+    "[   12.5] Call Trace:\n[   12.5]  <TASK>\n[   12.5]  f+0x1/0x2\n[   12.5]  </TASK>\n"
+)
+END = "[   12.5] ---[ end trace 0 ]---\n"
+
+
+class Find(unittest.TestCase):
+    def test_each_with_its_trace(self) -> None:
+        found = splat.find(f"{BEGIN}quiet\n{WARNING}quiet\n{WARNING}")
+        self.assertEqual(found, [WARNING.rstrip()] * 2)
+
+    def test_what_stands_before_the_run_is_not_of_it(self) -> None:
+        self.assertEqual(splat.find(f"{WARNING}{END}{BEGIN}quiet\n"), [])
+
+    def test_a_log_without_a_run(self) -> None:
+        self.assertEqual(splat.find(WARNING), [])
+        self.assertEqual(splat.find(""), [])
+
+    def test_a_log_that_ends_within(self) -> None:
+        (found,) = splat.find(BEGIN + WARNING.partition("  f+")[0])
+        self.assertTrue(found.startswith("[   12.5] WARNING"))
+
+    def test_one_without_an_end_does_not_swallow_the_next(self) -> None:
+        found = splat.find(f"{BEGIN}BUG: Bad thing\n{'x' * 9}\n" + "more\n" * 100 + WARNING)
+        self.assertEqual(len(found), 2)
+
+    def test_every_kind(self) -> None:
+        for line in (
+            "BUG: KASAN: slab-use-after-free in f+0x1/0x2",
+            "BUG: KCSAN: data-race in f / g",
+            "kernel BUG at mm/slub.c:1!",
+            "Oops: general protection fault, probably for non-canonical address",
+            "Oops: int3: 0000 [#1]",
+            "Kernel panic - not syncing: x",
+            "INFO: task kvm:12 blocked for more than 120 seconds.",
+            "UBSAN: shift-out-of-bounds in a.c:1:2",
+            "refcount_t: underflow; use-after-free.",
+            "DEBUG_LOCKS_WARN_ON(1)",
+        ):
+            self.assertEqual(splat.find(f"{BEGIN}[    9.1] {line}\n"), [f"[    9.1] {line}"])
+
+    def test_what_is_none(self) -> None:
+        for line in ("kvm: Nested Paging enabled", "warning: unused", "virtme: debug: BUGS"):
+            self.assertEqual(splat.find(f"{BEGIN}{line}\n"), [], line)
+
+
+class Stalls(unittest.TestCase):
+    """Of RCU: a slow machine is enough for one, so they are only told."""
+
+    STALL = "[   30.1] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks: stall"
+
+    def test_they_are_no_complaint(self) -> None:
+        self.assertEqual(splat.stalls(f"{BEGIN}{self.STALL}\n"), [self.STALL])
+        self.assertEqual(splat.find(f"{BEGIN}{self.STALL}\n"), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
