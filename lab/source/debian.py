@@ -11,13 +11,15 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from debian.debian_support import Version
+
 from lab import shell
 from lab.error import LabError
 from lab.paths import BUILD, DEBIAN
 from lab.shell import working
 
 SOURCE = "linux-source-6.12"
-IMAGE = re.compile(r"linux-image-(6\.12\.(\d+)\+deb12(?:\.(\d+))?-amd64)-unsigned$")
+IMAGE = re.compile(r"linux-image-(6\.12\.\d+\+deb12(?:\.\d+)?-amd64)-unsigned$")
 
 
 @dataclass(frozen=True)
@@ -81,26 +83,20 @@ def _packages(release: str) -> list[str]:
 
 def _resolve(wanted: str) -> tuple[str, str]:
     """Find the newest release of which all packages have one same version."""
-    found: list[tuple[int, int, str]] = []
-    for name in shell.output("apt-cache", "pkgnames", "linux-image-6.12.").split():
-        if match := IMAGE.match(name):
-            found.append((int(match[2]), int(match[3] or 0), match[1]))
-    for _, _, release in sorted(found, reverse=True):
+    names = shell.output("apt-cache", "pkgnames", "linux-image-6.12.").split()
+    found = sorted((match[1] for match in map(IMAGE.match, names) if match), key=Version)
+    for release in reversed(found):
         if wanted and release != wanted:
             continue
         offered = _versions(_packages(release))
         common = set.intersection(*offered.values())
         if common:
-            return release, max(common, key=_numbers)
-    known = ", ".join(release for _, _, release in sorted(found)) or "none"
+            return release, max(common, key=Version)
+    known = ", ".join(found) or "none"
     raise LabError(
         f"no complete Debian kernel {wanted or '6.12'} in apt (known: {known}); "
         "run apt-get update, check that bookworm-security is among the sources"
     )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _versions(packages: list[str]) -> dict[str, set[str]]:
