@@ -5,14 +5,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from lab.check.outcome import Outcome, State
+from lab.show import stdout, table
 
 _STYLES = {State.PASSED: "green", State.FAILED: "bold red", State.SKIPPED: "yellow"}
-_WIDTH = 120
 
 
 @dataclass
@@ -28,9 +26,7 @@ def show(parts: Sequence[Part]) -> int:
     """Print all; return the status of the command."""
     sys.stdout.flush()
     sys.stderr.flush()
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH)
+    console = stdout()
     for part in parts:
         console.print(_table(part))
     for part in parts:
@@ -59,16 +55,16 @@ def _table(part: Part) -> Table:
     counts = Counter(outcome.state for outcome in part.outcomes)
     summary = " · ".join(f"{counts[state]} {state}" for state in State if counts[state])
     title = f"{part.title}: {summary or 'nothing'} in {part.seconds:.0f} s"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, expand=False)
-    table.add_column("test", overflow="fold", min_width=30)
-    table.add_column("result")
-    table.add_column("s", justify="right")
-    table.add_column("note", overflow="fold")
+    made = table(title, [])
+    made.add_column("test", overflow="fold", min_width=30)
+    made.add_column("result")
+    made.add_column("s", justify="right")
+    made.add_column("note", overflow="fold")
     for outcome in part.outcomes:
         state = f"[{_STYLES[outcome.state]}]{outcome.state}[/]"
         seconds = f"{outcome.seconds:.1f}" if outcome.seconds else ""
-        table.add_row(_plain(outcome.name), state, seconds, _plain(outcome.reason))
-    return table
+        made.add_row(_plain(outcome.name), state, seconds, _plain(outcome.reason))
+    return made
 
 
 def _plain(text: str) -> str:

@@ -20,8 +20,7 @@ from lab.check.report import Part
 from lab.check.tests import Test
 from lab.error import LabError
 from lab.machine import runs
-from lab.make import delay, modules, selftests
-from lab.measure import restore
+from lab.make import delay, modules, restore, selftests
 from lab.paths import ROOT, VENV_BIN
 from lab.shell import console
 

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from lab.demo import guest, report
+from lab.demo import guest, plot, report
 from lab.demo.config import BACKENDS, MODES, Demo, Job
 from lab.demo.vm import QEMU
 from lab.error import LabError
@@ -123,8 +123,6 @@ def _result_of(mode: str, cases: int) -> Demo:
 
 
 def _draw(demo: Demo) -> None:
-    from lab.demo import plot  # noqa: PLC0415 - matplotlib would slow down every command
-
     picture, samples = (DIRECTORY / f"{demo.mode}.{kind}" for kind in ("png", "json"))
     plot.draw(demo, picture)
     print(f"figure: {picture.relative_to(ROOT)}; samples: {samples.relative_to(ROOT)}")

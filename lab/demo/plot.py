@@ -5,45 +5,40 @@ One column a memory back end.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.ticker import StrMethodFormatter
-
+from lab import show
 from lab.demo.config import Demo
 from lab.demo.report import MEMORY, Pair, pairs
 from lab.demo.watch import WINDOW
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 OFF, ON, STOCK, INK, GRID = "#8a8f98", "#0b6fb8", "#c98a1b", "#2b2f36", "#e3e5e8"
 
 
 def draw(demo: Demo, path: Path) -> None:
     """Write the figure to `path`."""
-    mpl.use("Agg")
     found = pairs(demo)
-    plt.rcParams.update({"font.size": 10, "text.color": INK, "axes.labelcolor": INK})
-    figure, panels = plt.subplots(2, len(found), figsize=(4.8 * len(found), 6.2), squeeze=False)
-    for above, below, pair in zip(*panels, found, strict=True):
-        _progress(above, pair, demo.mem_mib)
-        _faults(below, pair)
-    panels[0][0].set_ylabel("MiB mapped ahead of the vCPUs")
-    panels[1][0].set_ylabel("stage-2 faults of the destination")
-    comma = ",\n" if len(found) == 1 else ", "
-    by_qemu = any(pair.stock_qemu for pair in found)
-    switch = "-accel kvm,global-tdp" if by_qemu else "kvm.global_tdp"
-    figure.suptitle(
-        f"{demo.mode} of a {demo.mem_mib} MiB guest{comma}{switch} off and on",
-        x=0.01,
-        ha="left",
-        fontweight="bold",
-    )
-    figure.tight_layout()
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
+    with show.figure(path, len(found), 2) as (figure, panels):
+        for above, below, pair in zip(*panels, found, strict=True):
+            _progress(above, pair, demo.mem_mib)
+            _faults(below, pair)
+        panels[0][0].set_ylabel("MiB mapped ahead of the vCPUs")
+        panels[1][0].set_ylabel("stage-2 faults of the destination")
+        comma = ",\n" if len(found) == 1 else ", "
+        by_qemu = any(pair.stock_qemu for pair in found)
+        switch = "-accel kvm,global-tdp" if by_qemu else "kvm.global_tdp"
+        figure.suptitle(
+            f"{demo.mode} of a {demo.mem_mib} MiB guest{comma}{switch} off and on",
+            x=0.01,
+            ha="left",
+            fontweight="bold",
+        )
 
 
-def _progress(panel: Axes, pair: Pair, mem_mib: int) -> None:
+def _progress(panel: "Axes", pair: Pair, mem_mib: int) -> None:
     panel.set_title(MEMORY[pair.backend], loc="left", fontsize=10)
     for name, cases in pair.sides:
         for case in cases:
@@ -55,7 +50,7 @@ def _progress(panel: Axes, pair: Pair, mem_mib: int) -> None:
     _plain(panel)
 
 
-def _faults(panel: Axes, pair: Pair) -> None:
+def _faults(panel: "Axes", pair: Pair) -> None:
     top = max(case.faults for _, cases in pair.sides for case in cases) or 1
     ends: list[float] = []
     for name, cases in pair.sides:
@@ -83,14 +78,13 @@ def _colour(name: str) -> str:
     return {"off": OFF, "stock QEMU": STOCK}.get(name, ON)
 
 
-def _plain(panel: Axes) -> None:
-    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+def _plain(panel: "Axes") -> None:
+    panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.grid(axis="y", color=GRID)
     panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
 
 
-def _line(panel: Axes, curve: Sequence[tuple[float, float]], colour: str) -> None:
+def _line(panel: "Axes", curve: Sequence[tuple[float, float]], colour: str) -> None:
     times, counts = zip(*curve, strict=True)
     panel.step(
         times, counts, where="post", color=colour, linewidth=1.8, clip_on=False, zorder=3

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from lab.demo.config import Case, Demo
 from lab.demo.watch import WINDOW
+from lab.show import stdout
 
 NONE = "-"
 _ENOUGH = 5
@@ -64,7 +64,7 @@ def pairs(demo: Demo) -> list[Pair]:
 def show(demo: Demo) -> None:
     """Print the table and how far the targets are met."""
     found = pairs(demo)
-    console = Console(highlight=False)
+    console = stdout()
     console.print(_table(demo, found))
     for why in demo.repeated:
         console.print(f"repeated: {why}", soft_wrap=True)

@@ -14,15 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from lab import show
 from lab.check import report
 from lab.check.outcome import State
 from lab.error import LabError
 from lab.machine import npt, params
 from lab.make import modules, selftests
+from lab.make import restore as make_restore
 from lab.measure import restore
 from lab.paths import BUILD, ROOT, SELFTESTS
 from lab.shell import console
@@ -34,7 +32,6 @@ DOCUMENT = ROOT / "docs" / "costs.md"
 
 BACKINGS = {"4k": "4 KiB", "thp": "THP"}
 ROUNDS = 2
-_WIDTH = 110
 _NUMBER = re.compile(r"\s*([\d.]+)")
 
 NOTE = """\
@@ -109,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_build:
         modules.build()
         selftests.build()
-        restore.build()
+        make_restore.build()
     if not PROGRAM.exists():
         raise LabError(f"{PROGRAM.relative_to(ROOT)} is not there: is it in the series?")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
@@ -125,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     cells = judge(figures)
     restored = restore.figures(_restored())
     _show(cells)
-    restore.show(restored, _WIDTH)
+    restore.show(restored)
     saved = DIRECTORY / "bench.json"
     content = {"mib": args.mib, "kernel": debian.kernel().release, "note": NOTE}
     content["figures"] = [asdict(figure) for figure in figures]
@@ -231,20 +228,14 @@ def untrue(text: str, rows: Sequence[tuple[Case, dict[str, Cell]]]) -> Iterator[
 
 
 def _show(rows: Sequence[tuple[Case, dict[str, Cell]]]) -> None:
-    out = Console(highlight=False)
-    if not out.is_terminal:
-        out = Console(highlight=False, width=_WIDTH)
-    table = Table(
-        title="Instructions per 4 KiB page", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    table.add_column("case", no_wrap=True)
+    out, table = show.stdout(), show.table("Instructions per 4 KiB page", ["case"])
     for backing in rows[0][1]:
         for head in (BACKINGS[backing], "faults", "target", ""):
             table.add_column(head, justify="left" if head in ("target", "") else "right")
     for case, cells in rows:
         row = [case.label]
         for cell in cells.values():
-            word = {None: "", True: "[green]met[/]", False: "[bold red]not met[/]"}[cell.met]
+            word = "" if cell.met is None else show.met(cell.met)
             figure = cell.figure
             row += [f"{figure.ns_per_page:.1f}", str(figure.faults), cell.target, word]
         table.add_row(*row)

@@ -17,17 +17,18 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from lab import show
 from lab.error import LabError
 from lab.machine import npt, params
 from lab.make import modules, selftests
 from lab.paths import BUILD, ROOT, SELFTESTS, VENV_BIN
 from lab.shell import console
 from lab.source import debian
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DIRECTORY = BUILD / "locking"
 PROGRAM = SELFTESTS / "x86_64" / "global_tdp_locking_bench"
@@ -58,8 +59,6 @@ A turn, and the timer, are part of what a fault takes, on stock modules and on o
 POPULATED, POPULATE_ROUNDS = 512, 5
 THREADS = (1, 2, 1, 2)
 """MiB of the program's memory, which it maps many times, and rounds; the fastest counts."""
-
-_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -211,18 +210,13 @@ Known = dict[tuple[str, str, str, int], Figure]
 
 
 def _show(figures: Sequence[Figure]) -> None:
-    out = Console(highlight=False)
-    if not out.is_terminal:
-        out = Console(highlight=False, width=_WIDTH)
+    out = show.stdout()
     known: Known = {(f.mode, f.modules, f.path, f.mib): f for f in figures}
     for mode, unit in MODES.items():
         if not any(f.mode == mode for f in figures):
             continue
-        table = Table(title=f"{mode}, in 1000 {unit}: stock | ours", title_justify="left")
-        table.box = box.SIMPLE_HEAD
-        for head in ("path", "MiB", "longest hold", "p50", "p99", "worst fault", "faults"):
-            table.add_column(head, justify="left" if head == "path" else "right", no_wrap=True)
-        table.add_column("storm", justify="right", no_wrap=True)
+        heads = ("MiB", "longest hold", "p50", "p99", "worst fault", "faults", "storm")
+        table = show.table(f"{mode}, in 1000 {unit}: stock | ours", ["path"], heads)
         for path in PATHS:
             for mib in sorted({f.mib for f in figures}):
                 pair = [known.get((mode, whose, path, mib)) for whose in ("stock", "ours")]
@@ -263,12 +257,12 @@ def judge(known: Known) -> Iterator[str]:
             over = (last.hold / first.hold - 1) * 100 if first.hold else 0
             yield (
                 f"{label}: longest hold at {large} MiB is {over:+.0f} % of that at {small} "
-                f"MiB, ≤ +20 %: {_word(over <= 20)}"
+                f"MiB, ≤ +20 %: {show.met(over <= 20)}"
             )
         stock = known.get(("alone", "stock", path, large))
         if last and stock:
             over = (last.storm / stock.storm - 1) * 100
-            yield f"{label}: the storm takes {over:+.1f} %, ≤ +10 %: {_word(over <= 10)}"
+            yield f"{label}: the storm takes {over:+.1f} %, ≤ +10 %: {show.met(over <= 10)}"
         for mode in ("turns", "time"):
             stock = known.get((mode, "stock", path, large))
             ours = known.get((mode, "ours", path, large))
@@ -276,7 +270,7 @@ def judge(known: Known) -> Iterator[str]:
                 ratio = stock.worst / ours.worst
                 yield (
                     f"{label}: worst fault ({mode}) is {ratio:.0f} times below stock, "
-                    f"≥ 50: {_word(ratio >= 50)}"
+                    f"≥ 50: {show.met(ratio >= 50)}"
                 )
 
 
@@ -293,12 +287,8 @@ def judge_threads(runs: Iterable[dict]) -> Iterator[str]:
             yield (
                 f"populate {known[0]['mib']} MiB: 1 of {label} threads {one / 1e6:.1f} ms, "
                 f"2 of them {two / 1e6:.1f} ms, {one / two:.2f} times, "
-                f"≥ 1.8: {_word(one / two >= 1.8)}"
+                f"≥ 1.8: {show.met(one / two >= 1.8)}"
             )
-
-
-def _word(met: bool) -> str:
-    return "[green]met[/]" if met else "[bold red]not met[/]"
 
 
 def _plot(figures: Sequence[Figure]) -> None:
@@ -307,43 +297,32 @@ def _plot(figures: Sequence[Figure]) -> None:
     panels = [panel for panel in panels if any(f.mode == panel[0] for f in figures)]
     if not panels:
         return
-    import matplotlib  # noqa: PLC0415 - it would slow down every command
+    with show.figure(PLOT, len(panels)) as (figure, (axes,)):
+        for axis, (mode, name, title) in zip(axes, panels, strict=True):
+            chosen = [f for f in figures if f.mode == mode]
+            for number, path in enumerate(GROWS):
+                for whose, style in (("stock", "--"), ("ours", "-")):
+                    label = f"{PATHS[path]}, {whose}"
+                    of = [f for f in chosen if (f.modules, f.path) == (whose, path)]
+                    _line(axis, of, name, color=f"C{number}", linestyle=style, label=label)
+            axis.set(title=title, xlabel="MiB that the host changes", ylabel="instructions")
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            axis.set_xticks(sorted({f.mib for f in chosen}))
+            axis.xaxis.set_major_formatter("{x:g}")
+        # Below the panels: within, it would lie on the lines.
+        lines, labels = axes[0].get_legend_handles_labels()
+        figure.legend(
+            lines,
+            labels,
+            loc="outside lower center",
+            ncols=4,
+            fontsize=7,
+            handlelength=4,
+            frameon=False,
+        )
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
 
-    pyplot.rcParams.update(
-        {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    )
-    canvas, axes = pyplot.subplots(
-        1, len(panels), figsize=(4.6 * len(panels), 3.6), squeeze=False
-    )
-    for axis, (mode, name, title) in zip(axes[0], panels, strict=True):
-        for number, path in enumerate(GROWS):
-            for whose, style in (("stock", "--"), ("ours", "-")):
-                points = sorted(
-                    (f.mib, getattr(f, name))
-                    for f in figures
-                    if (f.mode, f.modules, f.path) == (mode, whose, path)
-                )
-                if points:
-                    axis.plot(
-                        *zip(*points, strict=True),
-                        style,
-                        color=f"C{number}",
-                        marker="o",
-                        markersize=3,
-                        label=f"{PATHS[path]}, {whose}",
-                    )
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set_xticks(sorted({f.mib for f in figures}))
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.set_xlabel("MiB that the host changes")
-        axis.set_ylabel("instructions")
-        axis.set_title(title)
-    axes[0][0].legend(fontsize=6, frameon=False)
-    canvas.tight_layout()
-    PLOT.parent.mkdir(exist_ok=True)
-    canvas.savefig(PLOT, dpi=150)
-    pyplot.close(canvas)
+def _line(axis: "Axes", figures: Sequence[Figure], name: str, **style: str) -> None:
+    if points := sorted((f.mib, getattr(f, name)) for f in figures):
+        axis.plot(*zip(*points, strict=True), marker="o", markersize=3, **style)

@@ -1,4 +1,4 @@
-"""The program of integration/restore: build it, run it for `make bench`, show it.
+"""The program of integration/restore: run it for `make bench`, show what it measured.
 
 A guest's memory is restored from a snapshot file, on stock modules and on ours in one
 boot under -icount, with the file in the page cache and without.
@@ -9,17 +9,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from lab import shell
 from lab.error import LabError
-from lab.make.selftests import HEADERS
-from lab.paths import RESTORE, ROOT
+from lab.paths import RESTORE
+from lab.show import stdout, table
 
-SOURCE = ROOT / "integration" / "restore" / "restore.c"
-PROGRAM = RESTORE
 WRITE_STEP = 8
 """The guest writes to one of so many pages."""
 
@@ -51,22 +44,9 @@ zaps what was mapped: two faults a page, with and without population."""
 Run = Mapping[str, int | str]
 
 
-def build() -> None:
-    """Bring the program up to date."""
-    headers = HEADERS / "usr/include"
-    if not headers.exists():
-        raise LabError("no kernel headers in build/headers: run make selftests")
-    PROGRAM.parent.mkdir(exist_ok=True)
-    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
-    shell.build(
-        "restore",
-        *("gcc", "-O2", "-static", *warnings, "-isystem", headers, "-o", PROGRAM, SOURCE),
-    )
-
-
 def script(log: Path) -> str:
     """Return shell commands that measure, with the output in LOG.warm and LOG.cold."""
-    program, base = shlex.quote(str(PROGRAM)), shlex.quote(str(log))
+    program, base = shlex.quote(str(RESTORE)), shlex.quote(str(log))
     return f"""
 if ! mountpoint -q /tmp/disk; then
     modprobe -a loop ext4
@@ -99,24 +79,19 @@ def figures(logs: Mapping[tuple[str, str], str]) -> list[Run]:
     return found
 
 
-def show(runs: Sequence[Run], width: int) -> None:
+def show(runs: Sequence[Run]) -> None:
     """Print a table for each state of the page cache."""
-    out = Console(highlight=False)
-    if not out.is_terminal:
-        out = Console(highlight=False, width=width)
+    out = stdout()
     for cache in CACHES:
         title = f"Restoring {_MIB} MiB from a snapshot file, page cache {cache}"
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("way", no_wrap=True)
-        table.add_column("modules")
-        for head in ("prepare", "check", "write", "CPU", "faults: check", "write"):
-            table.add_column(head, justify="right")
+        heads = ("prepare", "check", "write", "CPU", "faults: check", "write")
+        made = table(title, ("way", "modules"), heads)
         for run in sorted((r for r in runs if r["cache"] == cache), key=_order):
             times = (run["prepare_ns"], run["check_ns"], run["write_ns"], run["cpu_us"] * 1000)
             faults = (f"{run[name]:,}" for name in ("check_faults", "write_faults"))
             pages = (f"{time / run['pages']:,.0f}" for time in times)
-            table.add_row(_LABELS[run["way"]], run["modules"], *pages, *faults)
-        out.print(table)
+            made.add_row(_LABELS[run["way"]], run["modules"], *pages, *faults)
+        out.print(made)
     out.print(NOTE, soft_wrap=True)
 
 
