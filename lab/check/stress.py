@@ -13,8 +13,12 @@ from lab.paths import SELFTESTS
 _BOOT = 120
 _CALLS_PER_SECOND = 100
 """That any machine manages; for the time limit only."""
-_MACHINES = ("default", "4level")
-"""Of npt.MACHINES, in turns, as one has layouts of memslots that the other can't have."""
+_MACHINES = {
+    "churn": ("default", "4level", "together", "together4"),
+    "fuzz": ("default", "4level"),
+}
+"""Of npt.MACHINES, one after the other: 4 levels allow of layouts of memslots that the others
+can't have; CPUs that run at the same time race as real ones do, if not as often."""
 
 
 def configure(command: argparse.ArgumentParser) -> None:
@@ -51,7 +55,7 @@ def _run_all(args: argparse.Namespace, test: str, option: str, unit: str, each: 
     """Share units out among the machines; `each` is what one may take, in seconds."""
     modules.build(checked=True)
     selftests.build()
-    machines = [args.machine] if args.machine else _MACHINES
+    machines = [args.machine] if args.machine else _MACHINES[test]
     share = -(-getattr(args, unit) // len(machines))
     seed = secrets.randbits(31) if args.seed is None else args.seed
     program = SELFTESTS / "x86_64" / f"global_tdp_{test}_test"

@@ -61,12 +61,15 @@ _VARIANTS = {
 """Parameters to run some of the series' tests with, too, in the same boot: how they are
 called, how they are set, and which tests. EPT has 4 levels, NPT 5 (`-cpu max`)."""
 
+_RACING = ("churn", "locking", "notifier", "dirty", "uffd")
 ON_MACHINES = {
     "4level": ("reach", "churn", "fuzz"),
     "iommu": ("assigned",),
+    "together": _RACING,
+    "together4": _RACING,
 }
 """Tests that want another of npt.MACHINES: memslots beyond what a VM's page tables
-reach; a device to assign."""
+reach; a device to assign; CPUs that run at the same time."""
 
 _DELAYED = {
     "locking": ("make_spte", 200),

@@ -56,10 +56,8 @@ def run(args: argparse.Namespace) -> int:
         _command(job),
         mem=f"{2 * args.mem + _LAB_MIB}M",
         stock=args.stock,
-        machine="ticking",
-        # In turns, a guest within the machine takes minutes to boot; in parallel, now and
-        # then it dies of memory that QEMU's emulation has corrupted, see npt.IN_TURNS.
-        cpus=1,
+        # In turns, a guest within the machine takes minutes to boot.
+        machine="together",
         timeout=_BOOT_SECONDS + _CASE_SECONDS * cases,
         tries=3,
     ).status

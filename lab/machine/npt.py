@@ -28,6 +28,7 @@ from lab.machine import params as modules
 from lab.machine.result import Command, Ended, Run, Stream
 from lab.paths import BUILD, ROOT, VENV_BIN
 from lab.source import debian
+from lab.source.unpacked import Unpacked
 
 STILL = "the emulated machine stands still"
 LATE = "the machine did not end within"
@@ -47,6 +48,9 @@ class Machine:
     prepare: str = ""
     """A script of lab/guest that comes before the commands to run."""
 
+    together: int = 0
+    """So many CPUs run at the same time, a thread of the host each; 0: they take turns."""
+
 
 MACHINES = {
     "default": Machine(),
@@ -57,21 +61,24 @@ MACHINES = {
         options="-machine q35,kernel-irqchip=split -device intel-iommu -device edu",
         prepare="vfio.sh",
     ),
-    "ticking": Machine(kernel="nohz=off highres=off"),
+    "together": Machine(together=2),
+    "together4": Machine(together=4),
 }
 """Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
 VM's tables have as many levels as the host's own: five, unless it is told to use four. Four
 reach 48 bits, but memslots may be above that. An IOMMU, and a device in a group of its own,
-is what VFIO takes to assign one to a VM. A timer that comes again by itself survives that the
-emulator loses an interrupt, see heartbeat.py, which it does where a guest of the machine waits
-for interrupts of its own; but nothing is timed more finely than by 4 ms then."""
+is what VFIO takes to assign one to a VM. CPUs that run at the same time, if the host has as
+many, race as real ones do; those that take turns switch every 100 ms or when one waits."""
 
 _ICOUNT = "-icount shift=0,sleep=off"
 IN_TURNS = "-accel tcg,thread=single"
-"""Emulated CPUs in one thread of the host. With one each, QEMU (7.2, and 10.0) corrupts
-memory of guests of the emulated machine while it is zapped, and has run breakpoints of
-the kernel's patching that were gone ("Oops: int3"), with stock modules, too. Most tests
-take as long either way."""
+TOGETHER = "-accel tcg,thread=multi"
+
+QEMU = Unpacked("emulator", ("qemu-system-x86",), backports=True)
+"""The newest that Debian has made for its stable release. That of Debian 12 loses interrupts
+under SVM and corrupts what CPUs share that run at the same time; lab/README.md tells more."""
+
+_FIRMWARE = ("usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu")
 
 
 class Ending(Enum):
@@ -90,7 +97,6 @@ def run(
     params: str = "",
     icount: bool = False,
     turns: int = 1,
-    parallel: bool = False,
     stock: bool = False,
     checked: bool = False,
     kvm: Path | None = None,
@@ -104,11 +110,11 @@ def run(
     """Boot, load KVM with `params`, run `commands`, and return what came of them.
 
     `params` are of kvm.ko, or prefixed with `kvm_amd.`. `icount` counts instructions
-    as nanoseconds, on one CPU or, in turns, on so many, of which all count. `parallel` has
-    CPUs run at the same time, if one wants to know how long that takes. `stock`, `checked`
+    as nanoseconds, on one CPU or, in turns, on so many, of which all count. `stock`, `checked`
     and `kvm` say whose modules, as in lab.machine.params. `image` is a kernel with KVM built
     in, to boot instead of Debian's; `params` are the kernel's then. `machine` is one of
-    MACHINES; `swap` gives it swap space. `timeout` is in seconds and includes the boot.
+    MACHINES, some of which have a number of `cpus` of their own; `swap` gives it swap space.
+    `timeout` is in seconds and includes the boot.
     `live` gets what the commands print, `ended` each result. A machine that dies midway has
     results, too. LabError: it does not boot, or a module does not load.
     """
@@ -121,14 +127,16 @@ def run(
         "swap": runs.SWAP if swap else "",
     }
     runs.write_job(directory, commands, listed, settings)
-    accelerator = _ICOUNT if icount else "" if parallel else IN_TURNS
+    accelerator = _ICOUNT if icount else TOGETHER if kind.together else IN_TURNS
+    count = turns if icount else kind.together or cpus
     options = f"-cpu {kind.cpu} {kind.options} {accelerator} {heartbeat.options(directory)}"
     given = f"no_timer_check {kind.kernel}"  # it comes too late on a host that is busy
     given += f" {params}" if image else " modprobe.blacklist=kvm_amd,kvm_intel"
     command = (
-        *(VENV_BIN / "vng", "--run", image or debian.kernel().image, "--disable-kvm"),
+        *(VENV_BIN / "vng", f"--qemu={emulator()}", "--disable-kvm"),
+        *("--run", image or debian.kernel().image),
         *("--verbose", "--force-9p", "--user", "root", "--rwdir", BUILD),
-        *("--cpus", str(turns if icount else cpus), "--memory", mem, f"--qemu-opts={options}"),
+        *("--cpus", str(count), "--memory", mem, f"--qemu-opts={options}"),
         *("--append", given),
         *("--", f"sh {shlex.quote(f'{runs.GUEST}/run.sh')} {shlex.quote(str(directory))}"),
     )
@@ -136,6 +144,16 @@ def run(
     ending = pump(command, directory, stream.feed, timeout)
     stream.close()
     return _judge(stream, directory, ending, timeout)
+
+
+def emulator() -> Path:
+    """Return the program that emulates machines, unpacked if it was not."""
+    QEMU.ensure()
+    script = QEMU.root / "qemu-system-x86_64"
+    if not script.exists():
+        where = [word for name in _FIRMWARE for word in ("-L", QEMU.root / name)]
+        QEMU.write_script(script, "usr/bin/qemu-system-x86_64", *where)
+    return script
 
 
 def command(
@@ -165,7 +183,8 @@ def add_machine(command: argparse.ArgumentParser, default: str | None = "default
         "--machine",
         choices=MACHINES,
         default=default,
-        help="with physical addresses of 52 bits, 4 levels of page tables, an IOMMU, or a tick",
+        help="with physical addresses of 52 bits, 4 levels of page tables, an IOMMU, or"
+        " CPUs that run at the same time",
     )
 
 

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             _script(mode, args),
             icount=MODES[mode] == "instructions",
             turns=1 if mode == "alone" else 2,
-            parallel=mode == "time",
+            machine="together" if mode == "time" else "default",
             stock=True,
             timeout=args.timeout,
         ).status
