@@ -1,34 +1,76 @@
-"""The list of promises to break fits the sources."""
+"""The patches that break promises fit the sources, and what is to notice them is told apart."""
 
+import tempfile
 import unittest
+from pathlib import Path
 
 from lab.check import broken
+from lab.check.outcome import State
 from lab.error import LabError
-from lab.paths import LINUX
+from lab.machine.result import Result, Run
+from lab.paths import LINUX, ROOT
 from lab.source import tree
 
+_FAILED = "==== Test Assertion Failure ====\n  x86_64/a_test.c:7: a == b\n  pid=1\n  a is 3\n"
 
-class List(unittest.TestCase):
-    """Of tests/broken.toml."""
 
-    def test_each_entry_changes_one_place(self) -> None:
-        """It is found, once, and something else is there afterwards."""
+class Patches(unittest.TestCase):
+    """Of tests/broken."""
+
+    def test_each_applies_and_names_a_test(self) -> None:
+        """To the sources as they are; the test is in the series, or in the kernel."""
         tree.ensure()
-        for entry in broken.load():
-            with self.subTest(entry.promise):
-                text = (LINUX / entry.file).read_text()
-                self.assertNotEqual(broken.apply(text, entry), text)
-
-    def test_each_entry_names_a_test(self) -> None:
-        """Its source is in the series, or in the kernel."""
         source = LINUX / "tools/testing/selftests/kvm"
         for entry in broken.load():
-            program = entry.command.split()[0]
-            self.assertTrue((source / f"{program}.c").exists(), program)
+            with self.subTest(entry.promise):
+                broken.apply(entry, LINUX, "--dry-run")
+                program = entry.command.name.split()[0]
+                self.assertTrue((source / f"{program}.c").exists(), program)
 
-    def test_what_is_not_there_is_refused(self) -> None:
-        """An entry that fits nothing, or two places, is an error."""
-        entry = broken.Broken("p", "t", "f", "x", "y")
-        for text in ("", "xx"):
-            with self.assertRaises(LabError):
-                broken.apply(text, entry)
+    def test_what_does_not_fit_or_is_not_said_is_refused(self) -> None:
+        """Each is an error that names the file."""
+        whole = {"Promise": "p", "Test": "api"}
+        diff = (
+            "\n--- a/virt/kvm/kvm_main.c\n+++ b/virt/kvm/kvm_main.c\n@@ -1 +1 @@\n-no\n+yes\n"
+        )
+        with tempfile.TemporaryDirectory(dir=ROOT / "build") as scratch:
+            path = Path(scratch, "some.patch")
+            for name in (*whole, "Tset"):
+                head = {**whole, "Tset": "x"} if name == "Tset" else dict(whole)
+                head.pop(name, None) if name != "Tset" else None
+                path.write_text("".join(f"{k}: {v}\n" for k, v in head.items()) + diff)
+                with self.assertRaisesRegex(LabError, "some.patch"):
+                    broken.parse(path)
+            path.write_text("".join(f"{k}: {v}\n" for k, v in whole.items()) + diff)
+            with self.assertRaisesRegex(LabError, "some.patch does not apply"):
+                broken.apply(broken.parse(path), LINUX, "--dry-run")
+
+
+class Judge(unittest.TestCase):
+    """What counts as noticed."""
+
+    def _state(self, noticed: str, output: str, status: int | None, *splats: str) -> State:
+        result = Result(0, "t", status, printed=bytearray(output.encode()))
+        died = "" if status is not None else "the guest died"
+        done = Run(Path("nowhere"), [result], list(splats), died)
+        return broken.judge(noticed, done)[0]
+
+    def test_only_the_assertion_that_is_named(self) -> None:
+        """In its words, or its place in the source."""
+        self.assertIs(self._state("a is 3", _FAILED, 254), State.PASSED)
+        self.assertIs(self._state("a == b", _FAILED, 254), State.PASSED)
+        self.assertIs(self._state("another", _FAILED, 254), State.FAILED)
+        self.assertIs(self._state("", _FAILED, 254), State.PASSED)
+
+    def test_neither_a_pass_nor_a_skip_nor_a_kill(self) -> None:
+        """Even if they print the words."""
+        for status in (0, 4, 137, None):
+            for noticed in ("a is 3", ""):
+                self.assertIs(self._state(noticed, "a is 3\n", status), State.FAILED)
+
+    def test_the_kernel_only_where_it_is_named(self) -> None:
+        """Its complaint is not the assertion, and the other way round."""
+        said = "BUG: kernel NULL pointer dereference"
+        self.assertIs(self._state("kernel: NULL pointer", "", None, said), State.PASSED)
+        self.assertIs(self._state("kernel: NULL pointer", _FAILED, 254), State.FAILED)
+        self.assertIs(self._state("a is 3", "", None, said), State.FAILED)
