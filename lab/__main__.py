@@ -19,7 +19,7 @@ from lab.make import deb, modules, qemu, selftests
 from lab.measure import bench, locking
 from lab.source import docs, refresh, series, tree
 
-Run = Callable[[argparse.Namespace], int | None]
+Target = Callable[[argparse.Namespace], int | None]
 
 
 def _tree(_: argparse.Namespace) -> None:
@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m lab", description=text)
     commands = top.add_subparsers(required=True, metavar="command")
 
-    def add(name: str, run: Run, text: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Target, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         return command
