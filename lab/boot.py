@@ -58,14 +58,17 @@ MACHINES = {
         options="-machine q35,kernel-irqchip=split -device intel-iommu -device edu",
         prepare=". lab/guest-vfio.sh",
     ),
+    "giant": Machine(kernel="hugepagesz=1G hugepages=1"),
     "ticking": Machine(kernel="nohz=off highres=off"),
 }
 """Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
 VM's tables have as many levels as the host's own: five, unless it is told to use four. Four
 reach 48 bits, but memslots may be above that. An IOMMU, and a device in a group of its own,
-is what VFIO takes to assign one to a VM. A timer that comes again by itself survives that the
-emulator loses an interrupt, see lab.heartbeat, which it does where a guest of the machine waits
-for interrupts of its own; but nothing is timed more finely than by 4 ms then."""
+is what VFIO takes to assign one to a VM. A huge page of 1 GiB is reserved before anybody has
+the memory: later, the kernel zeroes all of it in one go, which takes too long. A timer that
+comes again by itself survives that the emulator loses an interrupt, see lab.heartbeat, which it
+does where a guest of the machine waits for interrupts of its own; but nothing is timed more
+finely than by 4 ms then."""
 
 STOPPING = threading.Event()
 """Set when the command is to end: machines that other threads run end, none is started."""
