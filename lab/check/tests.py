@@ -65,22 +65,25 @@ _RACING = ("churn", "locking", "notifier", "dirty", "uffd")
 ON_MACHINES = {
     "4level": ("reach", "churn", "fuzz"),
     "iommu": ("assigned",),
+    "giant": ("giant",),
     "together": _RACING,
     "together4": _RACING,
 }
 """Tests that want another of npt.MACHINES: memslots beyond what a VM's page tables
-reach; a device to assign; CPUs that run at the same time."""
+reach; a device to assign; a huge page of 1 GiB; CPUs that run at the same time."""
 
 _DELAYED = {
     "locking": ("make_spte", 200),
     "churn": ("kvm_mmu_notifier_invalidate_range_start", 200),
     "nested": ("fast_page_fault", 5000),
     "refuse": ("kvm_mmu_topup_memory_cache", 5000),
+    "vma": ("tdp_mmu_alloc_sp_for_split", 5000),
+    "busy": ("make_populate_spte", 200),
 }
 """Tests of the series that are run again with a function of the kernel returning late, by
 so many microseconds: a page is in the dirty log, but not writable yet; a range is
 registered as being invalidated, but still mapped by the host; a fault has looked its memslot
-up."""
+up; VMAs were found usable; a page table is being filled, but not linked."""
 
 _PRIVATE = (
     "guest_memfd_test",

@@ -61,13 +61,15 @@ MACHINES = {
         options="-machine q35,kernel-irqchip=split -device intel-iommu -device edu",
         prepare="vfio.sh",
     ),
+    "giant": Machine(kernel="hugepagesz=1G hugepages=1"),
     "together": Machine(together=2),
     "together4": Machine(together=4),
 }
 """Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
 VM's tables have as many levels as the host's own: five, unless it is told to use four. Four
 reach 48 bits, but memslots may be above that. An IOMMU, and a device in a group of its own,
-is what VFIO takes to assign one to a VM. CPUs that run at the same time, if the host has as
+is what VFIO takes to assign one to a VM. A huge page of 1 GiB is reserved before anybody has
+the memory: later, the kernel zeroes all of it in one go, which takes too long. CPUs that run at the same time, if the host has as
 many, race as real ones do; those that take turns switch every 100 ms or when one waits."""
 
 _ICOUNT = "-icount shift=0,sleep=off"

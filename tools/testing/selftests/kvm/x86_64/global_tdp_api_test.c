@@ -9,7 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
+
+#include <linux/userfaultfd.h>
 
 #include "test_util.h"
 #include "apic.h"
@@ -687,62 +690,208 @@ static bool test_address_space(void)
 /* Memslots of the same memory, so that a call takes long enough for a signal. */
 #define NR_ALIASES	32ul
 
+/* When a signal may arrive in a call, in parts of the time that it takes. */
+#define NR_MOMENTS	16
+#define MAX_SIGNALS	1000
+#define MAX_USECS	999999
+
 static void do_nothing(int sig)
 {
 }
 
-/*
- * A call that is interrupted says how far it got, and goes on from there.  When
- * the signal arrives is open, so have it arrive at different times.
- */
-static bool test_signal(void)
+static void handle_signal(void)
 {
 	struct sigaction action = { .sa_handler = do_nothing };
-	struct itimerval timer = {};
-	struct kvm_populate_memory range;
+
+	sigaction(SIGALRM, &action, NULL);
+}
+
+/* Who has the kernel wait for the structure of a call, and what it will be. */
+struct server {
+	int uffd;
+	struct kvm_populate_memory *range;
+	void *content;
+	pthread_t caller;
+	pthread_t thread;
+};
+
+/* Once the call waits for its structure, have a signal arrive, and then that. */
+static void *serve(void *arg)
+{
+	struct server *server = arg;
+	struct uffdio_copy copy = {
+		.dst = (uint64_t)server->range,
+		.src = (uint64_t)server->content,
+		.len = PAGE_SIZE,
+	};
+	struct uffd_msg msg;
+	int r;
+
+	TEST_ASSERT_EQ(read(server->uffd, &msg, sizeof(msg)), sizeof(msg));
+	TEST_ASSERT_EQ(msg.event, UFFD_EVENT_PAGEFAULT);
+
+	r = pthread_kill(server->caller, SIGALRM);
+	TEST_ASSERT(!r, "pthread_kill(): %s", strerror(r));
+	r = ioctl(server->uffd, UFFDIO_COPY, &copy);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("UFFDIO_COPY", r));
+	return NULL;
+}
+
+static bool start_server(struct server *server, const struct kvm_populate_memory *range)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register reg = {
+		.range.len = PAGE_SIZE,
+		.mode = UFFDIO_REGISTER_MODE_MISSING,
+	};
+
+	server->caller = pthread_self();
+	server->content = mmap(NULL, 2 * PAGE_SIZE, PROT_READ | PROT_WRITE,
+			       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	TEST_ASSERT(server->content != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	memcpy(server->content, range, sizeof(*range));
+	server->range = server->content + PAGE_SIZE;
+
+	server->uffd = syscall(__NR_userfaultfd, O_CLOEXEC);
+	reg.range.start = (uint64_t)server->range;
+	if (server->uffd < 0 || ioctl(server->uffd, UFFDIO_API, &api) ||
+	    ioctl(server->uffd, UFFDIO_REGISTER, &reg)) {
+		ksft_print_msg("no userfaultfd: %s\n", strerror(errno));
+		return false;
+	}
+
+	pthread_create(&server->thread, NULL, serve, server);
+	return true;
+}
+
+static void stop_server(struct server *server)
+{
+	pthread_join(server->thread, NULL);
+	close(server->uffd);
+	munmap(server->content, 2 * PAGE_SIZE);
+}
+
+/* A call with a signal pending does nothing, and can be repeated as it is. */
+static bool interrupted_at_once(struct kvm_vm *vm, uint32_t flags)
+{
+	const struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = MEM_SIZE,
+		.flags = flags,
+		.mapped = 1,
+		.absent = 2,
+	};
+	const uint64_t mapped = gtdp_nr_mapped(vm);
+	struct server server;
+
+	if (!start_server(&server, &range))
+		return false;
+
+	TEST_ASSERT_EQ(populate(vm, server.range), EINTR);
+	TEST_ASSERT_EQ(server.range->gpa, GTDP_GPA);
+	TEST_ASSERT_EQ(server.range->size, MEM_SIZE);
+	TEST_ASSERT_EQ(server.range->mapped, 0);
+	TEST_ASSERT_EQ(server.range->absent, 0);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), mapped);
+
+	TEST_ASSERT_EQ(populate(vm, server.range), 0);
+	TEST_ASSERT_EQ(server.range->size, 0);
+	TEST_ASSERT_EQ(server.range->mapped, flags & KVM_POPULATE_ASYNC ? 0 : MEM_SIZE);
+
+	stop_server(&server);
+	return true;
+}
+
+static bool test_signal_pending(void)
+{
+	const uint32_t flags[] = { 0, KVM_POPULATE_ASYNC };
 	struct kvm_vcpu *vcpu;
-	uint64_t done, before;
 	struct gtdp_mem mem;
 	struct kvm_vm *vm;
-	int i, err, hits = 0;
+	bool done = true;
+	int i;
+
+	handle_signal();
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, 1);
+
+	for (i = 0; i < ARRAY_SIZE(flags) && done; i++) {
+		vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
+		gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+		done = interrupted_at_once(vm, flags[i]);
+		if (done)
+			gtdp_wait_mapped(vm, NR_PAGES);
+		kvm_vm_free(vm);
+	}
+
+	gtdp_mem_free(&mem);
+	return done;
+}
+
+/*
+ * Populate all aliases, with a signal after @usecs unless that is 0, and return
+ * whether that was in the midst of a call: it says how far it got, and goes on
+ * from there.
+ */
+static bool interrupted(struct kvm_vm *vm, uint64_t usecs)
+{
+	const struct itimerval timer = { .it_value.tv_usec = usecs }, off = {};
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = NR_ALIASES * MEM_SIZE,
+	};
+	uint64_t done, before;
+	bool hit = false;
+	int err;
+
+	setitimer(ITIMER_REAL, &timer, NULL);
+
+	for (done = 0, err = 1; err; done += range.mapped) {
+		before = range.gpa;
+		err = populate(vm, &range);
+		TEST_ASSERT(!err || err == EINTR || err == EAGAIN,
+			    "Unexpected error: %s", strerror(err));
+		TEST_ASSERT_EQ(range.mapped, range.gpa - before);
+		TEST_ASSERT_EQ(range.absent, 0);
+		hit |= err == EINTR && range.gpa > before;
+	}
+	setitimer(ITIMER_REAL, &off, NULL);
+
+	TEST_ASSERT_EQ(done, NR_ALIASES * MEM_SIZE);
+	return hit;
+}
+
+/* When the signal arrives is open, so have it arrive at different times. */
+static bool test_signal(void)
+{
+	struct timespec start;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int i, hits = 0;
+	uint64_t usecs;
 
 	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
 	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
 	gtdp_stamp(mem.hva, MEM_SIZE / PAGE_SIZE, 1);
 	for (i = 0; i < NR_ALIASES; i++)
 		gtdp_add_slot(vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, &mem);
+	handle_signal();
 
-	sigaction(SIGALRM, &action, NULL);
+	/* Have all of it mapped: the next calls take as long as each other. */
+	interrupted(vm, 0);
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	interrupted(vm, 0);
+	usecs = timespec_to_ns(timespec_elapsed(start)) / 1000;
 
-	for (i = 0; i < 1000 && hits < 10; i++) {
-		range = (struct kvm_populate_memory) {
-			.gpa = GTDP_GPA,
-			.size = NR_ALIASES * MEM_SIZE,
-		};
-		timer.it_value.tv_usec = 20 + i % 100 * 10;
-		setitimer(ITIMER_REAL, &timer, NULL);
-
-		for (done = 0, err = 1; err; done += range.mapped) {
-			before = range.gpa;
-			err = populate(vm, &range);
-			TEST_ASSERT(!err || err == EINTR || err == EAGAIN,
-				    "Unexpected error: %s", strerror(err));
-			TEST_ASSERT_EQ(range.mapped, range.gpa - before);
-			TEST_ASSERT_EQ(range.absent, 0);
-			hits += err == EINTR;
-		}
-		TEST_ASSERT_EQ(done, NR_ALIASES * MEM_SIZE);
-	}
-
-	timer.it_value.tv_usec = 0;
-	setitimer(ITIMER_REAL, &timer, NULL);
+	for (i = 0; i < MAX_SIGNALS && hits < 10; i++)
+		hits += interrupted(vm, min_t(uint64_t, MAX_USECS,
+					      1 + usecs * (i % NR_MOMENTS) / NR_MOMENTS));
+	TEST_ASSERT(hits, "None of %d signals arrived in the midst of a call", i);
 
 	kvm_vm_free(vm);
 	gtdp_mem_free(&mem);
-
-	if (!hits)
-		ksft_print_msg("no signal arrived in time\n");
-	return hits;
+	return true;
 }
 
 static const struct gtdp_test tests[] = {
@@ -760,6 +909,7 @@ static const struct gtdp_test tests[] = {
 	{ "size zero", test_size_zero },
 	{ "memslots and holes", test_holes },
 	{ "address spaces", test_address_space },
+	{ "signal pending", test_signal_pending },
 	{ "signals", test_signal },
 };
 

@@ -29,6 +29,10 @@
 /* What the VM may use beyond what it has; more than is charged in advance. */
 #define LEEWAY		SZ_1M
 
+/* Memslots of the same memory, for more than 4GiB in all. */
+#define ALIAS_SIZE	SZ_32M
+#define NR_ALIASES	(SZ_4G / ALIAS_SIZE + 1)
+
 #define HOST_TAG	1
 #define NR_KILLS	6
 #define NR_CLOSES	4
@@ -238,11 +242,20 @@ static struct {
 	int err;
 	bool unknown;
 	uint64_t mapped;
+	pid_t helper;
 } *shared;
 
 static void set_step(int step)
 {
 	__atomic_store_n(&shared->step, step, __ATOMIC_RELEASE);
+}
+
+static void create_shared(void)
+{
+	shared = mmap(NULL, PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		      -1, 0);
+	TEST_ASSERT(shared != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	set_step(PREPARING);
 }
 
 static bool is_step(int step)
@@ -252,21 +265,22 @@ static bool is_step(int step)
 
 static void wait_to(int step)
 {
-	while (!is_step(step))
-		usleep(1000);
+	gtdp_wait_until(is_step(step));
+}
+
+static bool is_alive(pid_t pid)
+{
+	int status;
+	pid_t r = waitpid(pid, &status, WNOHANG);
+
+	TEST_ASSERT(!r, "The VMM ended with status %#x", status);
+	return true;
 }
 
 /* Unlike the VMM, its parent may find itself waiting for nobody. */
 static void wait_for(pid_t pid, int step)
 {
-	int status;
-	pid_t r;
-
-	while (!is_step(step)) {
-		r = waitpid(pid, &status, WNOHANG);
-		TEST_ASSERT(!r, "The VMM ended with status %#x before step %d", status, step);
-		usleep(1000);
-	}
+	gtdp_wait_until(is_alive(pid) && is_step(step));
 }
 
 static int populate_until_error(struct kvm_vm *vm, struct kvm_populate_memory *range)
@@ -383,8 +397,8 @@ static uint64_t module_users(void)
 }
 
 /*
- * Wait for what is freed with a delay; if something is left for good, this does
- * not end.  Threads have a stack, tables of memslots are allocated by vmalloc().
+ * Wait for what is freed with a delay; something that is left for good fails the
+ * test.  Threads have a stack, tables of memslots are allocated by vmalloc().
  */
 static void wait_for_nothing(pid_t pid, uint64_t users)
 {
@@ -394,20 +408,16 @@ static void wait_for_nothing(pid_t pid, uint64_t users)
 	const uint64_t leeway = (2 + 2 * get_nprocs()) * PAGE_SIZE;
 	int i;
 
-	while (has_vm(pid) || module_users() != users)
-		usleep(10000);
+	gtdp_wait_until(!has_vm(pid) && module_users() == users);
 
-	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
-		while (charged(kinds[i]))
-			usleep(10000);
-	}
+	for (i = 0; i < ARRAY_SIZE(kinds); i++)
+		gtdp_wait_until(!charged(kinds[i]));
 
 	/*
 	 * Page tables that were never linked are nothing but pages, unlike what
 	 * the slab caches may keep, whose pages are charged ahead on each CPU.
 	 */
-	while (charged("kernel") > charged("slab") + leeway)
-		usleep(10000);
+	gtdp_wait_until(charged("kernel") <= charged("slab") + leeway);
 }
 
 static bool test_vmm(void (*vmm)(void))
@@ -461,11 +471,7 @@ static bool test_limit_untouched(void (*vmm)(void), bool swap)
 		TEST_ASSERT(gtdp_write_file(cgroup, "memory.swap.max", "max"),
 			    "Can't set memory.swap.max");
 
-	shared = mmap(NULL, PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-		      -1, 0);
-	TEST_ASSERT(shared != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
-	set_step(PREPARING);
-
+	create_shared();
 	pid = gtdp_start(cgroup, vmm);
 	wait_for(pid, READY);
 	set_limit(read_number(cgroup, "memory.current"));
@@ -534,11 +540,12 @@ static bool test_limit_async(void (*vmm)(void))
 
 	/* The follower makes progress, and then it does not any more. */
 	pid = gtdp_start(cgroup, vmm);
+	gtdp_wait_until(is_alive(pid) && charged("sec_pagetables") >= LEEWAY / 2);
 	do {
 		last = tables;
 		usleep(300000);
 		tables = charged("sec_pagetables");
-	} while (tables < LEEWAY / 2 || tables != last);
+	} while (tables != last);
 	TEST_ASSERT(tables < NR_TABLES * PAGE_SIZE, "%lu bytes of page tables", tables);
 
 	/*
@@ -625,12 +632,22 @@ static void busy_vmm(void)
 		});
 }
 
+static void kill_vmm(pid_t pid)
+{
+	int status;
+
+	kill(pid, SIGKILL);
+	TEST_ASSERT_EQ(waitpid(pid, &status, 0), pid);
+	TEST_ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
+		    "The VMM ended with status %#x", status);
+}
+
 /* At any time: while the VM is created, as well as while it is populated. */
 static bool test_kill(void)
 {
 	struct guest_random_state rng = new_guest_random_state(guest_random_seed);
 	uint64_t users = module_users();
-	int i, status, hits = 0;
+	int i, hits = 0;
 	pid_t pid;
 
 	if (!create_cgroup())
@@ -640,22 +657,133 @@ static bool test_kill(void)
 		pid = gtdp_start(cgroup, busy_vmm);
 
 		/* Most of them once there is something to be left behind. */
-		while (i % 3 && charged("sec_pagetables") < SZ_64K)
-			usleep(1000);
+		if (i % 3)
+			gtdp_wait_until(is_alive(pid) &&
+					charged("sec_pagetables") >= SZ_64K);
 		usleep(guest_random_u32(&rng) % 100000);
 
 		hits += !!charged("sec_pagetables");
-		kill(pid, SIGKILL);
-		TEST_ASSERT_EQ(waitpid(pid, &status, 0), pid);
-		TEST_ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
-			    "The VMM ended with status %#x", status);
-
+		kill_vmm(pid);
 		wait_for_nothing(pid, users);
 	}
 	TEST_ASSERT(hits, "No VM had page tables");
 
 	gtdp_cgroup_destroy(cgroup);
 	return true;
+}
+
+static void populate_large(struct env *env)
+{
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = NR_ALIASES * ALIAS_SIZE,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+
+	vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
+}
+
+/*
+ * A VM of more than 4GiB, here the same memory again and again, has a helper,
+ * which this returns.
+ */
+static pid_t create_large(struct env *env)
+{
+	pid_t helper;
+	uint64_t i;
+
+	gtdp_mem_alloc(&env->mem, GTDP_ANON, ALIAS_SIZE, 0);
+	gtdp_stamp(env->mem.hva, ALIAS_SIZE / PAGE_SIZE, HOST_TAG);
+	env->vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &env->vcpu);
+	for (i = 0; i < NR_ALIASES; i++)
+		gtdp_add_slot(env->vm, GTDP_SLOT + i, 0, GTDP_GPA + i * ALIAS_SIZE, &env->mem);
+
+	populate_large(env);
+	helper = gtdp_find_helper();
+	TEST_ASSERT(helper, "There is no helper");
+	return helper;
+}
+
+/* Takes away what is mapped, time after time, so that there is work. */
+static void large_vmm(void)
+{
+	struct env env;
+	int r;
+
+	shared->helper = create_large(&env);
+	set_step(READY);
+
+	for (;;) {
+		r = mprotect(env.mem.hva, ALIAS_SIZE, PROT_READ);
+		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+		r = mprotect(env.mem.hva, ALIAS_SIZE, PROT_READ | PROT_WRITE);
+		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+		populate_large(&env);
+		gtdp_wait_mapped(env.vm, NR_ALIASES * ALIAS_SIZE / PAGE_SIZE);
+	}
+}
+
+/* While a helper is at work, and the follower, which may have to wait for it. */
+static bool test_kill_large(void)
+{
+	uint64_t users = module_users();
+	pid_t pid;
+	int i;
+
+	if (get_nprocs() < 2) {
+		ksft_print_msg("no CPU for a helper\n");
+		return false;
+	}
+	if (!create_cgroup())
+		return false;
+
+	create_shared();
+	for (i = 0; i < NR_CLOSES; i++) {
+		set_step(PREPARING);
+		pid = gtdp_start(cgroup, large_vmm);
+		wait_for(pid, READY);
+		gtdp_wait_until(is_alive(pid) && gtdp_is_running(shared->helper));
+		kill_vmm(pid);
+		wait_for_nothing(pid, users);
+	}
+
+	munmap(shared, PAGE_SIZE);
+	gtdp_cgroup_destroy(cgroup);
+	return true;
+}
+
+static void close_vm(struct env *env)
+{
+	size_t size = __kvm_ioctl(env->vm->kvm_fd, KVM_GET_VCPU_MMAP_SIZE, NULL);
+	int r = munmap(env->vcpu->run, size);
+
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("munmap()", r));
+	close(env->vcpu->fd);
+	close(env->vm->fd);
+}
+
+/*
+ * Wait, while this process is still there.  Threads have been stopped, but may be
+ * about to exit yet.
+ */
+static void wait_for_no_vm(void)
+{
+	pid_t tids[2];
+
+	gtdp_wait_until(!has_vm(getpid()) && !charged("sec_pagetables") &&
+			!gtdp_kernel_threads(tids, ARRAY_SIZE(tids)));
+}
+
+static void closing_large_vmm(void)
+{
+	struct env env;
+	pid_t helper = create_large(&env);
+
+	gtdp_wait_until(gtdp_is_running(helper));
+	close_vm(&env);
+	wait_for_no_vm();
+	gtdp_check(env.mem.hva, ALIAS_SIZE / PAGE_SIZE, HOST_TAG);
+	_exit(0);
 }
 
 /* Close all that keeps the VM, while it is populated by threads. */
@@ -670,7 +798,6 @@ static void closing_vmm(void)
 		.flags = KVM_POPULATE_ASYNC,
 	};
 	struct env env;
-	int r;
 	long i;
 
 	env_create(&env, GTDP_ALL);
@@ -682,35 +809,41 @@ static void closing_vmm(void)
 	usleep(guest_random_u32(&rng) % 30000);
 	TEST_ASSERT_EQ(gtdp_kernel_threads(&follower, 1), 1);
 
-	r = munmap(env.vcpu->run, __kvm_ioctl(env.vm->kvm_fd, KVM_GET_VCPU_MMAP_SIZE, NULL));
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("munmap()", r));
-	close(env.vcpu->fd);
-	close(env.vm->fd);
-
+	close_vm(&env);
 	for (i = 0; i < NR_POPULATORS; i++)
 		pthread_join(threads[i], NULL);
 
-	/*
-	 * While this process, and the memory, are still there.  The follower has
-	 * been stopped, but may be about to exit yet.
-	 */
-	while (has_vm(getpid()) || charged("sec_pagetables") ||
-	       gtdp_kernel_threads(&follower, 1))
-		usleep(1000);
+	/* The memory is still there. */
+	wait_for_no_vm();
 	for (i = 0; i < NR_TABLES; i++)
 		gtdp_check(env.mem.hva + i * SZ_2M, 1, HOST_TAG + i * GTDP_REGION_PAGES);
 	_exit(0);
 }
 
-static bool test_close(void)
+static bool test_closing(void (*vmm)(void))
 {
 	int i;
 
 	for (i = 0; i < NR_CLOSES; i++) {
-		if (!test_vmm(closing_vmm))
+		if (!test_vmm(vmm))
 			return false;
 	}
 	return true;
+}
+
+static bool test_close(void)
+{
+	return test_closing(closing_vmm);
+}
+
+static bool test_close_large(void)
+{
+	if (get_nprocs() < 2) {
+		ksft_print_msg("no CPU for a helper\n");
+		return false;
+	}
+
+	return test_closing(closing_large_vmm);
 }
 
 static const struct gtdp_test tests[] = {
@@ -720,7 +853,9 @@ static const struct gtdp_test tests[] = {
 	{ "memory cgroup at its limit, memory could be swapped out", test_limit_swap },
 	{ "memory cgroup at its limit, no root yet", test_limit_root },
 	{ "files closed", test_close },
+	{ "files closed, helper at work", test_close_large },
 	{ "killed", test_kill },
+	{ "killed, helper at work", test_kill_large },
 };
 
 /* Takes part of the name of a test, to leave out all others. */

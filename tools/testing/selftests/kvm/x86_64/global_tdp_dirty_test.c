@@ -65,6 +65,9 @@ struct env {
 	/* The pages in the log when it was looked at last. */
 	unsigned long *log;
 	uint32_t ring_next;
+	/* What the other threads have done, and that they are to end. */
+	bool populated;
+	bool read;
 	bool stop;
 	/* What precopy has sent. */
 	void *copy;
@@ -137,6 +140,7 @@ static void collect_ring(struct env *env)
 
 		TEST_ASSERT_EQ(entry->slot, GTDP_SLOT);
 		TEST_ASSERT(entry->offset < NR_PAGES, "No page %llu", entry->offset);
+		TEST_ASSERT(nr < RING_ENTRIES, "The ring has no end");
 		__set_bit(entry->offset, env->log);
 		/* ...and is read before KVM may use it again. */
 		smp_store_release(&entry->flags, KVM_DIRTY_GFN_F_RESET);
@@ -271,6 +275,8 @@ static void *populator(void *arg)
 		r = __vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
 		TEST_ASSERT(!r || errno == EAGAIN || errno == ENOENT || errno == EINTR,
 			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
+		if (range.mapped)
+			WRITE_ONCE(env->populated, true);
 		sched_yield();
 	}
 
@@ -288,16 +294,20 @@ static void *writer(void *arg)
 	return NULL;
 }
 
-static void copy_logged(struct env *env)
+/* Returns how many pages that were. */
+static uint64_t copy_logged(struct env *env)
 {
-	uint64_t i;
+	uint64_t i, nr = 0;
 
 	collect(env);
 	for (i = 0; i < NR_PAGES; i++) {
-		if (test_bit(i, env->log))
-			memcpy(env->copy + i * PAGE_SIZE, env->mem.hva + i * PAGE_SIZE,
-			       PAGE_SIZE);
+		if (!test_bit(i, env->log))
+			continue;
+		memcpy(env->copy + i * PAGE_SIZE, env->mem.hva + i * PAGE_SIZE, PAGE_SIZE);
+		nr++;
 	}
+
+	return nr;
 }
 
 static bool test_precopy(enum mode mode, enum gtdp_backing backing)
@@ -322,10 +332,12 @@ static bool test_precopy(enum mode mode, enum gtdp_backing backing)
 		/* All of it, then what was written meanwhile. */
 		start_logging(&env);
 		memcpy(env.copy, env.mem.hva, MEM_SIZE);
+		WRITE_ONCE(env.populated, false);
 		for (i = 0; i < ROUNDS; i++) {
-			copy_logged(&env);
+			gtdp_wait_until(copy_logged(&env));
 			usleep(1000);
 		}
+		gtdp_wait_until(READ_ONCE(env.populated));
 
 		WRITE_ONCE(env.stop, true);
 		pthread_join(vcpu, NULL);
@@ -434,8 +446,10 @@ static void *reader(void *arg)
 {
 	struct env *env = arg;
 
-	while (!READ_ONCE(env->stop))
+	while (!READ_ONCE(env->stop)) {
 		gtdp_run(env->vcpu, GTDP_READ, GTDP_GPA, NR_PAGES, 0);
+		WRITE_ONCE(env->read, true);
+	}
 
 	return NULL;
 }
@@ -458,7 +472,7 @@ static bool test_ended_running(uint64_t features, enum gtdp_backing backing)
 	write_logged(&env);
 	fixed = gtdp_vcpu_stat(env.vcpu, "pf_fixed");
 	pthread_create(&thread, NULL, reader, &env);
-	usleep(1000);
+	gtdp_wait_until(READ_ONCE(env.read));
 
 	set_logging(&env, false);
 	check_huge(&env);

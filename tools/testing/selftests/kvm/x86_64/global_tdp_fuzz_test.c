@@ -3,7 +3,8 @@
  * Hands random and hostile arguments to KVM_ENABLE_CAP(KVM_CAP_GLOBAL_TDP) and
  * to KVM_POPULATE_MEMORY, while memslots come and go over memory that is partly
  * present, missing, unmapped or not accessible, and compares each result with
- * what the documentation says of these arguments.
+ * what the documentation says of these arguments, and what is mapped with what
+ * the host has (/proc/self/pagemap).
  *
  * Memslots of both address spaces share memory with each other, and are next to
  * each other, at the end of what page tables reach, across that, and beyond it,
@@ -13,9 +14,11 @@
  * that changes memslots and memory, and a timer's signals, where some results
  * depend on who is first.
  */
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 
@@ -44,15 +47,26 @@ struct slot {
 	uint64_t hva_page;
 };
 
+/* What the host says of a page of the memory; whether it is there, it is asked. */
+enum access {
+	ALLOWED,
+	FORBIDDEN,	/* PROT_NONE */
+	UNMAPPED,
+};
+
 static struct kvm_vm *vm;
 static struct kvm_vcpu *vcpu;
 static struct guest_random_state rng;
 static struct slot slots[NR_AS][NR_SLOTS];
 static void *arena;
+static enum access host_access[ARENA_PAGES];
+static int pagemap;
 static int nr_as;
 /* Where page tables end, and where memslots may. */
 static uint64_t reach_gfn, end_gfn;
 static uint64_t results[256];
+/* What was mapped by calls of which that was known before. */
+static uint64_t predicted;
 static bool stop;
 
 static uint64_t below(struct guest_random_state *state, uint64_t end)
@@ -78,6 +92,24 @@ static uint64_t any_u64(struct guest_random_state *state)
 	}
 }
 
+static void set_access(uint64_t first, uint64_t nr, enum access new)
+{
+	while (nr--)
+		host_access[first++] = new;
+}
+
+/* Goes as far as there is a mapping. */
+static void protect(uint64_t first, uint64_t nr, int prot)
+{
+	uint64_t end = first;
+
+	while (end < first + nr && host_access[end] != UNMAPPED)
+		end++;
+
+	mprotect(arena + first * PAGE_SIZE, nr * PAGE_SIZE, prot);
+	set_access(first, end - first, prot == PROT_NONE ? FORBIDDEN : ALLOWED);
+}
+
 /* Memory of the host, of any kind and any state. */
 static void change_memory(struct guest_random_state *state)
 {
@@ -91,12 +123,13 @@ static void change_memory(struct guest_random_state *state)
 	switch (below(state, 6)) {
 	case 0:
 		munmap(hva, size);
+		set_access(first, nr, UNMAPPED);
 		break;
 	case 1:
-		mprotect(hva, size, PROT_NONE);
+		protect(first, nr, PROT_NONE);
 		break;
 	case 2:
-		mprotect(hva, size, PROT_READ);
+		protect(first, nr, PROT_READ);
 		break;
 	case 3:
 		madvise(hva, size, MADV_DONTNEED);
@@ -105,6 +138,7 @@ static void change_memory(struct guest_random_state *state)
 		TEST_ASSERT(mmap(hva, size, PROT_READ | PROT_WRITE,
 				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == hva,
 			    "mmap() failed");
+		set_access(first, nr, ALLOWED);
 		/* Every second page is there. */
 		for (first = 0; first < nr; first += 2)
 			memset(hva + first * PAGE_SIZE, 1, 1);
@@ -189,6 +223,55 @@ static uint64_t first_hole(int as_id, uint64_t gpa)
 	return gfn << PAGE_SHIFT;
 }
 
+/* Of pages that are a part of a region: if not all are a mapping, none is mapped. */
+static uint64_t mappable_in_part(uint64_t first, uint64_t nr)
+{
+	uint64_t entries[GTDP_REGION_PAGES], i, present = 0;
+	ssize_t r;
+
+	for (i = 0; i < nr; i++) {
+		if (host_access[first + i] == UNMAPPED)
+			return 0;
+	}
+
+	r = pread(pagemap, entries, nr * sizeof(*entries),
+		  ((uintptr_t)arena / PAGE_SIZE + first) * sizeof(*entries));
+	TEST_ASSERT_EQ(r, nr * sizeof(*entries));
+	for (i = 0; i < nr; i++)
+		present += host_access[first + i] == ALLOWED && entries[i] & BIT_ULL(63);
+	return present;
+}
+
+static uint64_t mappable_in_slot(const struct slot *slot, uint64_t gfn, uint64_t end)
+{
+	uint64_t next, nr = 0;
+
+	end = min(min(end, slot->gfn + slot->npages), reach_gfn);
+	for (gfn = max(gfn, slot->gfn); gfn < end; gfn = next) {
+		next = (gfn / GTDP_REGION_PAGES + 1) * GTDP_REGION_PAGES;
+		next = min(next, end);
+		nr += mappable_in_part(slot->hva_page + gfn - slot->gfn, next - gfn);
+	}
+
+	return nr;
+}
+
+/* How much of [@gpa, @end), all of which has memslots, is there to be mapped. */
+static uint64_t mappable(int as_id, uint64_t gpa, uint64_t end)
+{
+	uint64_t code = as_id ? 0 : gtdp_code_size(vm), nr = 0;
+	int i;
+
+	for (i = 0; i < NR_SLOTS; i++) {
+		if (slots[as_id][i].npages)
+			nr += mappable_in_slot(&slots[as_id][i], gpa >> PAGE_SHIFT,
+					       end >> PAGE_SHIFT);
+	}
+
+	/* All of the guest's own code is. */
+	return (nr << PAGE_SHIFT) + max(min(end, code), gpa) - gpa;
+}
+
 static struct kvm_populate_memory any_range(struct guest_random_state *state)
 {
 	int as_id = below(state, nr_as);
@@ -260,8 +343,15 @@ static int populate(int fd, void *range)
 static void check_range(struct guest_random_state *state, bool alone)
 {
 	struct kvm_populate_memory range = any_range(state), before = range;
-	uint64_t end = before.gpa + before.size, hole = end;
-	int err = populate(vm->fd, &range);
+	uint64_t end = before.gpa + before.size, hole = end, least = 0, most;
+	bool known = alone && is_valid(&before);
+	int err;
+
+	if (known) {
+		hole = before.size ? min(end, first_hole(before.as_id, before.gpa)) : end;
+		least = mappable(before.as_id, before.gpa, hole);
+	}
+	err = populate(vm->fd, &range);
 
 	if (!is_valid(&before)) {
 		TEST_ASSERT_EQ(err, EINVAL);
@@ -271,8 +361,6 @@ static void check_range(struct guest_random_state *state, bool alone)
 
 	/* The follower may be at the same place, if not for long. */
 	if (alone && err != EAGAIN) {
-		if (before.size)
-			hole = min(end, first_hole(before.as_id, before.gpa));
 		TEST_ASSERT_EQ(err, hole < end ? ENOENT : 0);
 		TEST_ASSERT_EQ(range.gpa, hole);
 	} else {
@@ -289,6 +377,14 @@ static void check_range(struct guest_random_state *state, bool alone)
 		return;
 	}
 	TEST_ASSERT_EQ(range.mapped + range.absent, range.gpa - before.gpa);
+	if (known && err != EAGAIN) {
+		/* khugepaged may bring in more. */
+		most = mappable(before.as_id, before.gpa, hole);
+		TEST_ASSERT(range.mapped >= least && range.mapped <= most,
+			    "Mapped %#llx bytes of [%#llx, %#llx), not %#lx to %#lx",
+			    range.mapped, before.gpa, range.gpa, least, most);
+		predicted += range.mapped;
+	}
 	TEST_ASSERT(range.absent >= unreached(before.gpa, range.gpa),
 		    "Mapped %#llx bytes of [%#llx, %#llx), absent %#llx, but page tables end at %#lx",
 		    range.mapped, before.gpa, range.gpa, range.absent, reach_gfn << PAGE_SHIFT);
@@ -473,6 +569,7 @@ int main(int argc, char *argv[])
 	arena = mmap(ARENA_ADDRESS, ARENA_PAGES * PAGE_SIZE, PROT_READ | PROT_WRITE,
 		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	TEST_ASSERT(arena == ARENA_ADDRESS, "mmap() failed");
+	pagemap = open_path_or_exit("/proc/self/pagemap", O_RDONLY);
 
 	ksft_print_header();
 	ksft_set_plan(4);
@@ -504,6 +601,8 @@ int main(int argc, char *argv[])
 			check_pointer(&rng);
 	}
 	TEST_ASSERT(results[EAGAIN] - eagain <= nr / 50, "EAGAIN is not the exception");
+	TEST_ASSERT(predicted, "Nothing was mapped");
+	ksft_print_msg("%lu MiB were mapped as predicted\n", predicted / SZ_1M);
 	ksft_test_result_pass("calls, one at a time\n");
 
 	sigaction(SIGALRM, &action, NULL);

@@ -319,8 +319,8 @@ static void env_destroy(struct env *env)
 
 static void populate(struct env *env)
 {
-	gtdp_populate(env->vm, 0, gtdp_code_size(env->vm));
-	gtdp_populate(env->vm, GTDP_GPA, MEM_SIZE);
+	gtdp_populate_code(env->vm);
+	gtdp_populate_full(env->vm, GTDP_GPA, MEM_SIZE);
 }
 
 /* Have the host zap what maps its memory, and leave the memory alone. */

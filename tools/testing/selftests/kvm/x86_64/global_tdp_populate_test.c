@@ -3,14 +3,15 @@
  * Proves what KVM_POPULATE_MEMORY promises: what the host has present is mapped
  * afterwards, i.e. the guest finds there what the host wrote without taking a
  * stage-2 fault, whatever the memory is made of.  What is absent stays absent,
- * nothing is mapped with more access than the host gives, and the dirty log
- * tells of the guest's writes, no more and no less.
+ * nothing is mapped with more access than the host gives, and statistics tell
+ * what was done.
+ *
+ * See global_tdp_dirty_test for memory that is logged.
  */
 #include <pthread.h>
 #include <string.h>
 #include <sys/syscall.h>
 
-#include <linux/bitmap.h>
 #include <linux/kernel-page-flags.h>
 
 #include "test_util.h"
@@ -62,6 +63,11 @@ static void check_no_faults(struct env *env, uint64_t gpa, void *hva, uint64_t n
 	gtdp_check(hva, nr, GUEST_TAG);
 }
 
+static bool is_huge(enum gtdp_backing backing)
+{
+	return backing == GTDP_HUGETLB || backing == GTDP_THP;
+}
+
 static bool test_backing(enum gtdp_backing backing)
 {
 	struct env env;
@@ -76,10 +82,7 @@ static bool test_backing(enum gtdp_backing backing)
 
 	/* The host's huge pages are the guest's. */
 	huge = gtdp_huge_bytes(env.mem.hva);
-	if (backing == GTDP_HUGETLB)
-		TEST_ASSERT_EQ(huge, MEM_SIZE);
-	if (backing == GTDP_THP && huge < MEM_SIZE)
-		ksft_print_msg("only %lu MiB are huge pages\n", huge / SZ_1M);
+	TEST_ASSERT_EQ(huge, is_huge(backing) ? MEM_SIZE : 0);
 	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "tdp_populated_2m"), huge / SZ_2M);
 
 	/* Whether the file system wants to know of the first write is open. */
@@ -114,11 +117,6 @@ static bool test_hugetlb(void)
 	return test_backing(GTDP_HUGETLB);
 }
 
-static bool test_shmem(void)
-{
-	return test_backing(GTDP_SHMEM);
-}
-
 static bool test_memfd(void)
 {
 	return test_backing(GTDP_MEMFD);
@@ -149,6 +147,49 @@ static bool test_control(void)
 
 	env_destroy(&env);
 	return true;
+}
+
+/* What is not there is not mapped, and not brought in either. */
+static bool test_nothing(enum gtdp_backing backing)
+{
+	struct kvm_populate_memory sum;
+	struct env env;
+	uint64_t nr;
+
+	if (!env_create(&env, backing, 0))
+		return false;
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	nr = gtdp_nr_mapped(env.vm);
+	sum = gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(sum.mapped, 0);
+	TEST_ASSERT_EQ(sum.absent, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), nr);
+	TEST_ASSERT_EQ(gtdp_nr_absent(env.vm), NR_PAGES);
+	TEST_ASSERT_EQ(gtdp_nr_resident(env.mem.hva, MEM_SIZE), 0);
+
+	env_destroy(&env);
+	return true;
+}
+
+static bool test_nothing_anon(void)
+{
+	return test_nothing(GTDP_ANON);
+}
+
+static bool test_nothing_thp(void)
+{
+	return thp_configured() && test_nothing(GTDP_THP);
+}
+
+static bool test_nothing_hugetlb(void)
+{
+	return test_nothing(GTDP_HUGETLB);
+}
+
+static bool test_nothing_memfd(void)
+{
+	return test_nothing(GTDP_MEMFD);
 }
 
 /* Every third page of most regions, but all of one, and nothing of others. */
@@ -237,9 +278,9 @@ static bool test_page_cache(void)
 
 	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
 	sum = gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
-	TEST_ASSERT_EQ(sum.mapped + sum.absent, MEM_SIZE);
-	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG),
-		       sum.absent / PAGE_SIZE);
+	TEST_ASSERT_EQ(sum.mapped, 0);
+	TEST_ASSERT_EQ(sum.absent, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), NR_PAGES);
 
 	env_destroy(&env);
 	return true;
@@ -428,8 +469,8 @@ static bool test_zero_page(enum gtdp_backing backing)
 	check_zero(env.mem.hva, NR_PAGES);
 
 	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
-	gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
-	gtdp_run(env.vcpu, GTDP_READ, GTDP_GPA, NR_PAGES, 0);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK_ZERO, GTDP_GPA, NR_PAGES, 0), 0);
 	gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, half, GUEST_TAG);
 	gtdp_check(env.mem.hva, half, GUEST_TAG);
 	check_zero(env.mem.hva + half * PAGE_SIZE, NR_PAGES - half);
@@ -543,117 +584,6 @@ static bool test_while_running(void)
 		pthread_join(threads[i], NULL);
 
 	env_destroy(&env);
-	return true;
-}
-
-/* Expect the log to hold the pages 0, @step, 2 * @step, ..., none if 0. */
-static void check_dirty_log(struct env *env, uint64_t step)
-{
-	unsigned long *log = bitmap_zalloc(NR_PAGES);
-	uint64_t i;
-
-	kvm_vm_get_dirty_log(env->vm, GTDP_SLOT, log);
-	for (i = 0; i < NR_PAGES; i++)
-		TEST_ASSERT(test_bit(i, log) == (step && !(i % step)),
-			    "Page %lu is %sin the log", i, test_bit(i, log) ? "" : "not ");
-	free(log);
-}
-
-static void stamp_every(struct env *env, uint64_t step)
-{
-	gtdp_run_job(env->vcpu, (struct gtdp_job) {
-		.op = GTDP_STAMP,
-		.gpa = GTDP_GPA,
-		.nr = NR_PAGES,
-		.step = step,
-		.tag = HOST_TAG,
-	});
-}
-
-static bool test_dirty_log(enum gtdp_backing backing)
-{
-	struct env env;
-
-	env_create(&env, backing, 0);
-	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
-
-	/* Logged from the start: populate, read, populate again. */
-	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	check_dirty_log(&env, 0);
-	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	check_dirty_log(&env, 0);
-
-	/* What is written is logged, once, whether or not populated in between. */
-	stamp_every(&env, 3);
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	check_dirty_log(&env, 3);
-	check_dirty_log(&env, 0);
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	stamp_every(&env, 7);
-	check_dirty_log(&env, 7);
-
-	/* Populated and written while not logged, then logged. */
-	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	stamp_every(&env, 2);
-	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
-	check_dirty_log(&env, 0);
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	check_dirty_log(&env, 0);
-	stamp_every(&env, 5);
-	check_dirty_log(&env, 5);
-
-	/* The guest's writes without a log are free of exits again. */
-	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
-
-	env_destroy(&env);
-	return true;
-}
-
-static bool test_dirty_log_small(void)
-{
-	return test_dirty_log(GTDP_ANON);
-}
-
-static bool test_dirty_log_thp(void)
-{
-	return thp_configured() && test_dirty_log(GTDP_THP);
-}
-
-/*
- * With manual protection a page that has been got, but not cleared, is still
- * writable; and one that has been cleared must not become so by populating it.
- */
-static bool test_dirty_log_clear(void)
-{
-	unsigned long *log = bitmap_zalloc(NR_PAGES);
-	struct env env;
-
-	env_create(&env, GTDP_ANON, 0);
-	vm_enable_cap(env.vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
-		      KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE);
-	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
-	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
-
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	stamp_every(&env, 3);
-	check_dirty_log(&env, 3);
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	check_dirty_log(&env, 3);
-
-	kvm_vm_get_dirty_log(env.vm, GTDP_SLOT, log);
-	kvm_vm_clear_dirty_log(env.vm, GTDP_SLOT, log, 0, NR_PAGES);
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	check_dirty_log(&env, 0);
-	stamp_every(&env, 6);
-	check_dirty_log(&env, 6);
-
-	env_destroy(&env);
-	free(log);
 	return true;
 }
 
@@ -785,15 +715,63 @@ static bool test_freed_huge(void)
 	return thp_configured() && test_freed(GTDP_THP);
 }
 
+/* Half of the memory is there, in regions as well as in pages of a region. */
+static void populate_half(struct env *env, uint64_t installed)
+{
+	const uint64_t small = gtdp_vm_stat(env->vm, "tdp_populated_4k");
+	const uint64_t absent = gtdp_nr_absent(env->vm);
+	const uint64_t ns = gtdp_vm_stat(env->vm, "tdp_populate_time_ns");
+	struct kvm_populate_memory sum;
+	struct timespec start;
+	uint64_t took, told;
+
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	sum = gtdp_populate(env->vm, GTDP_GPA, MEM_SIZE);
+	took = timespec_to_ns(timespec_elapsed(start));
+	TEST_ASSERT_EQ(sum.mapped, MEM_SIZE / 2);
+
+	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "tdp_populated_4k"), small + installed);
+	TEST_ASSERT_EQ(gtdp_nr_absent(env->vm), absent + NR_PAGES / 2);
+	told = gtdp_vm_stat(env->vm, "tdp_populate_time_ns") - ns;
+	TEST_ASSERT(told && told <= took, "Took %lu ns, of which %lu are told", took, told);
+}
+
+/* What is mapped already is not counted again, what is absent, and the time, is. */
+static bool test_statistics(void)
+{
+	const uint64_t half = NR_PAGES / 2;
+	struct env env;
+	uint64_t i;
+
+	env_create(&env, GTDP_ANON, 0);
+	gtdp_stamp(env.mem.hva, half / 2, HOST_TAG);
+	for (i = half; i < NR_PAGES; i += 2)
+		gtdp_stamp(env.mem.hva + i * PAGE_SIZE, 1, HOST_TAG + i);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+
+	populate_half(&env, half);
+	populate_half(&env, 0);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "tdp_populated_2m"), 0);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "tdp_populated_1g"), 0);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "tdp_fault_around"), 0);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "tdp_repopulated"), 0);
+
+	env_destroy(&env);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "not populated", test_control },
 	{ "anonymous memory", test_anon },
 	{ "transparent huge pages", test_thp },
 	{ "hugetlb", test_hugetlb },
-	{ "shared anonymous memory", test_shmem },
 	{ "memfd", test_memfd },
 	{ "private file", test_file_private },
 	{ "shared file", test_file_shared },
+	{ "nothing present", test_nothing_anon },
+	{ "nothing present, transparent huge pages", test_nothing_thp },
+	{ "nothing present, hugetlb", test_nothing_hugetlb },
+	{ "nothing present, memfd", test_nothing_memfd },
 	{ "partly present", test_partial_anon },
 	{ "partly present memfd", test_partial_memfd },
 	{ "in the page cache only", test_page_cache },
@@ -808,12 +786,10 @@ static const struct gtdp_test tests[] = {
 	{ "secret memory", test_secretmem },
 	{ "several vCPUs", test_vcpus },
 	{ "while vCPUs run", test_while_running },
-	{ "dirty log", test_dirty_log_small },
-	{ "dirty log of huge pages", test_dirty_log_thp },
-	{ "dirty log, manually cleared", test_dirty_log_clear },
 	{ "clean pages", test_clean },
 	{ "freed pages", test_freed_small },
 	{ "freed huge pages", test_freed_huge },
+	{ "statistics", test_statistics },
 };
 
 /* Takes part of the name of a test, to leave out all others. */

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Proves that population leaves alone what only the fault path can decide on,
- * and goes on around it: poisoned pages, mappings of devices.  A vCPU that
- * touches them gets what it gets without Global TDP.  Also that a mapping of a
- * file that is open for reading only is read-only for the guest, and that what is
- * mapped by the time that a fault is done is left alone by that, too.
+ * and goes on around it: poisoned pages, memory with a protection key, mappings
+ * of devices.  A vCPU that touches them gets what it gets without Global TDP.
+ * Also that a mapping of a file that is open for reading only is read-only for the
+ * guest, and that what is mapped by the time that a fault is done is left alone by
+ * that, too.
  *
  * See global_tdp_populate_test for other memory that is not accessible.
  */
@@ -12,6 +13,8 @@
 #include <signal.h>
 #include <string.h>
 #include <time.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include "test_util.h"
 #include "kvm_util.h"
@@ -42,6 +45,12 @@ static void sigbus(int signal, siginfo_t *info, void *context)
 	sigbus_addr = info->si_addr;
 	sigbus_code = info->si_code;
 	nr_sigbus++;
+}
+
+/* What this thread may do with memory that has a key; glibc need not know. */
+static void write_pkru(uint32_t pkru)
+{
+	asm volatile(".byte 0x0f, 0x01, 0xef" : : "a"(pkru), "c"(0), "d"(0) : "memory");
 }
 
 static struct kvm_vm *create(struct kvm_vcpu **vcpu, uint64_t features)
@@ -123,6 +132,61 @@ static bool test_poison_after(void)
 static bool test_poison_memfd(void)
 {
 	return test_poison(GTDP_MEMFD, true);
+}
+
+/*
+ * Whether memory with a protection key can be accessed depends on who does it:
+ * leave it to the vCPUs' threads, whatever this one may do.
+ */
+static bool test_key(enum gtdp_backing backing)
+{
+	const uint64_t half = MEM_SIZE / 2, nr = NR_PAGES / 2;
+	struct kvm_populate_memory sum;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int key, r;
+
+	key = syscall(__NR_pkey_alloc, 0, 0);
+	if (key < 0) {
+		ksft_print_msg("no protection keys: %s\n", strerror(errno));
+		return false;
+	}
+
+	gtdp_mem_alloc(&mem, backing, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	r = syscall(__NR_pkey_mprotect, mem.hva, half, PROT_READ | PROT_WRITE, key);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("pkey_mprotect()", r));
+
+	vm = create(&vcpu, KVM_GLOBAL_TDP_POPULATE);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	sum = gtdp_populate(vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(sum.absent, half);
+	TEST_ASSERT_EQ(sum.mapped, half);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA + half, nr, HOST_TAG + nr), 0);
+
+	/* The guest gets at it by a thread that may. */
+	write_pkru(PKEY_DISABLE_ACCESS << (2 * key));
+	TEST_ASSERT_EQ(gtdp_try(vcpu, GTDP_READ, GTDP_GPA, 1, 0), EFAULT);
+	write_pkru(0);
+	vcpu_run(vcpu);
+	gtdp_finish_job(vcpu);
+	gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, nr, HOST_TAG);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	syscall(__NR_pkey_free, key);
+	return true;
+}
+
+static bool test_key_small(void)
+{
+	return test_key(GTDP_ANON);
+}
+
+static bool test_key_huge(void)
+{
+	return thp_configured() && test_key(GTDP_THP);
 }
 
 /* Memory of a device, between memory that is not. */
@@ -309,6 +373,8 @@ static const struct gtdp_test tests[] = {
 	{ "poisoned", test_poison_before },
 	{ "poisoned when populated", test_poison_after },
 	{ "poisoned memfd", test_poison_memfd },
+	{ "protection key", test_key_small },
+	{ "protection key, huge pages", test_key_huge },
 	{ "device memory", test_device },
 	{ "file open for reading", test_readonly_file },
 	{ "memslot created under a fault", test_created },

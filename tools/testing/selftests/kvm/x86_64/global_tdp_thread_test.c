@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Proves that a VM gets the thread that follows its memory, however inconvenient
- * the moment of its creation is: beside a timer's signals, and when the number of
- * threads is limited, in which case the VM works without until there may be one.
- * Also that a helper that does not get to run holds up nobody.
+ * Proves that a VM gets the threads that follow its memory, not before its first
+ * vCPU, and no more than it is to have, however inconvenient the moment of their
+ * creation is: beside a timer's signals, and when the number of threads is
+ * limited, in which case the VM works without until there may be one.  Also that a
+ * helper that does not get to run holds up nobody.
  */
 #include <errno.h>
 #include <limits.h>
@@ -291,8 +292,7 @@ static void async_vmm(void)
 	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), 0);
 
 	limit_threads("max");
-	while (!populate_async(vm))
-		usleep(10000);
+	gtdp_wait_until(populate_async(vm));
 	gtdp_wait_mapped(vm, NR_PAGES);
 	TEST_ASSERT(gtdp_vm_stat(vm, "tdp_follower_failed"), "No failure is counted");
 
@@ -337,33 +337,127 @@ static bool test_limit_async(void)
 	return test_limited(async_vmm);
 }
 
+static int nr_kernel_threads(void)
+{
+	pid_t tids[8];
+
+	return gtdp_kernel_threads(tids, ARRAY_SIZE(tids));
+}
+
+/*
+ * Until there is a vCPU, the VMM is as single-threaded as it was, whatever memory
+ * it adds: it may want to fork, or to leave namespaces.
+ */
+static bool test_first_vcpu(void)
+{
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+
+	gtdp_wait_until(!nr_kernel_threads());
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+
+	vm = vm_create_barebones();
+	vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, GTDP_ALL);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	TEST_ASSERT_EQ(nr_kernel_threads(), 0);
+	gtdp_delete_slot(vm, GTDP_SLOT);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	TEST_ASSERT_EQ(nr_kernel_threads(), 0);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), 0);
+
+	vcpu = __vm_vcpu_add(vm, 0);
+	TEST_ASSERT_EQ(nr_kernel_threads(), 1);
+	vcpu_init_cpuid(vcpu, kvm_get_supported_cpuid());
+	gtdp_wait_mapped(vm, NR_PAGES);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+static struct kvm_vm *create_large(struct gtdp_mem *mem, uint64_t nr_slots)
+{
+	struct kvm_vm *vm = vm_create_barebones();
+	uint64_t i;
+
+	vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, GTDP_ALL);
+	for (i = 0; i < nr_slots; i++)
+		gtdp_add_slot(vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, mem);
+	return vm;
+}
+
+/* A VM that is large enough has as many threads as the parameter and the CPUs allow. */
+static bool test_parameter(void)
+{
+	static const struct {
+		const char *value;
+		int threads;
+	} cases[] = { { "0", 1 }, { "1", 1 }, { "2", 2 }, { "4294967295", 8 } };
+	const int cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int i, large;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	for (i = 0; i < 2 * ARRAY_SIZE(cases); i++) {
+		if (!gtdp_set_param("global_tdp_threads", cases[i / 2].value))
+			return false;
+
+		/* One more than the first for each 4GiB. */
+		large = i % 2;
+		vm = create_large(&mem, large ? NR_SLOTS : NR_SLOTS - 2);
+		gtdp_wait_until(!nr_kernel_threads());
+		__vm_vcpu_add(vm, 0);
+		TEST_ASSERT_EQ(nr_kernel_threads(),
+			       min(min(cases[i / 2].threads, cpus), 1 + large));
+		kvm_vm_free(vm);
+	}
+
+	gtdp_restore_params();
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+/* It counts again when a memslot is added, but takes no thread away. */
+static bool test_parameter_changed(void)
+{
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+
+	if (sysconf(_SC_NPROCESSORS_ONLN) < 2 || !gtdp_set_param("global_tdp_threads", "1"))
+		return false;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	vm = create_large(&mem, NR_SLOTS);
+	gtdp_wait_until(!nr_kernel_threads());
+	__vm_vcpu_add(vm, 0);
+	TEST_ASSERT_EQ(nr_kernel_threads(), 1);
+
+	gtdp_set_param("global_tdp_threads", "2");
+	TEST_ASSERT_EQ(nr_kernel_threads(), 1);
+	gtdp_delete_slot(vm, GTDP_SLOT);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	TEST_ASSERT_EQ(nr_kernel_threads(), 2);
+
+	gtdp_set_param("global_tdp_threads", "1");
+	gtdp_delete_slot(vm, GTDP_SLOT);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	TEST_ASSERT_EQ(nr_kernel_threads(), 2);
+
+	gtdp_restore_params();
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
 /* A VM with a helper that is frozen, and so does not do what it is woken for. */
 struct frozen_env {
 	struct kvm_vm *vm;
 	struct gtdp_mem mem;
 	char *cgroup;
 };
-
-static pid_t find_helper(void)
-{
-	char path[64], comm[16];
-	pid_t tids[8];
-	FILE *file;
-	int nr;
-
-	nr = gtdp_kernel_threads(tids, ARRAY_SIZE(tids));
-	while (nr--) {
-		snprintf(path, sizeof(path), "/proc/self/task/%d/comm", tids[nr]);
-		file = fopen(path, "r");
-		TEST_ASSERT(file && fgets(comm, sizeof(comm), file), "No %s", path);
-		fclose(file);
-		if (!strcmp(comm, "kvm-gtdp-help\n"))
-			return tids[nr];
-	}
-
-	TEST_FAIL("There is no helper");
-	return 0;
-}
 
 static bool is_frozen(const char *dir)
 {
@@ -395,6 +489,7 @@ static void frozen_create(struct frozen_env *env)
 {
 	struct kvm_populate_memory nothing = { .flags = KVM_POPULATE_ASYNC };
 	char tid[16];
+	pid_t helper;
 	uint64_t i;
 
 	gtdp_mem_alloc(&env->mem, GTDP_ANON, MEM_SIZE, 0);
@@ -411,13 +506,14 @@ static void frozen_create(struct frozen_env *env)
 	TEST_ASSERT(env->cgroup, "Can't create a cgroup in %s", cgroup);
 	TEST_ASSERT(gtdp_write_file(env->cgroup, "cgroup.type", "threaded"),
 		    "Can't set cgroup.type");
-	snprintf(tid, sizeof(tid), "%d", find_helper());
+	helper = gtdp_find_helper();
+	TEST_ASSERT(helper, "There is no helper");
+	snprintf(tid, sizeof(tid), "%d", helper);
 	TEST_ASSERT(gtdp_write_file(env->cgroup, "cgroup.threads", tid),
 		    "Can't set cgroup.threads");
 	TEST_ASSERT(gtdp_write_file(env->cgroup, "cgroup.freeze", "1"),
 		    "Can't set cgroup.freeze");
-	while (!is_frozen(env->cgroup))
-		usleep(1000);
+	gtdp_wait_until(is_frozen(env->cgroup));
 }
 
 static void frozen_free(struct frozen_env *env)
@@ -428,8 +524,7 @@ static void frozen_free(struct frozen_env *env)
 	TEST_ASSERT(gtdp_write_file(env->cgroup, "cgroup.freeze", "0"),
 		    "Can't set cgroup.freeze");
 	kvm_vm_free(env->vm);
-	while (gtdp_kernel_threads(tids, ARRAY_SIZE(tids)))
-		usleep(1000);
+	gtdp_wait_until(!gtdp_kernel_threads(tids, ARRAY_SIZE(tids)));
 	gtdp_cgroup_destroy(env->cgroup);
 	gtdp_mem_free(&env->mem);
 }
@@ -529,6 +624,9 @@ static bool test_frozen_stopped(void)
 }
 
 static const struct gtdp_test tests[] = {
+	{ "first vCPU", test_first_vcpu },
+	{ "number of threads", test_parameter },
+	{ "number of threads, changed", test_parameter_changed },
 	{ "signals", test_timer },
 	{ "thread limit, memslots", test_limit_slots },
 	{ "thread limit, vCPU runs", test_limit_run },

@@ -31,8 +31,6 @@
 
 #define EVENT_MS	60000
 
-/* More than a few passes of the follower. */
-#define FOLLOWER_US	500000
 /* Some of its passes with what is looked at in vain. */
 #define IDLE_SECONDS	5
 
@@ -40,6 +38,8 @@ struct env {
 	struct kvm_vm *vm;
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
+	/* A page that is never there, see have_looked(). */
+	struct gtdp_mem missing;
 	uint64_t nr_code;
 	int uffd;
 	/* The memory that pages are delivered from. */
@@ -71,6 +71,8 @@ static void create_vm(struct env *env, uint64_t features)
 	env->nr_code = gtdp_code_size(env->vm) / PAGE_SIZE;
 	gtdp_populate_code(env->vm);
 	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
+	gtdp_mem_alloc(&env->missing, GTDP_ANON, PAGE_SIZE, 0);
+	gtdp_add_slot(env->vm, GTDP_SLOT + 1, 0, GTDP_GPA + MEM_SIZE, &env->missing);
 }
 
 static void env_destroy(struct env *env)
@@ -79,6 +81,7 @@ static void env_destroy(struct env *env)
 	close(env->uffd);
 	munmap(env->source, env->source_size);
 	gtdp_mem_free(&env->mem);
+	gtdp_mem_free(&env->missing);
 }
 
 static bool has_event(struct env *env, int timeout_ms)
@@ -88,8 +91,31 @@ static bool has_event(struct env *env, int timeout_ms)
 	return poll(&pollfd, 1, timeout_ms) == 1;
 }
 
+/*
+ * Have the follower look at all memory, of which @nr_absent pages are missing,
+ * and at a page behind it, which is missing as well: that tells that it has
+ * looked.  Do it twice, as it may have been about to look at the latter.
+ */
+static void have_looked(struct env *env, uint64_t nr_absent)
+{
+	struct kvm_populate_memory range;
+	uint64_t before;
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		range = (struct kvm_populate_memory) {
+			.gpa = GTDP_GPA,
+			.size = MEM_SIZE + PAGE_SIZE,
+			.flags = KVM_POPULATE_ASYNC,
+		};
+		before = gtdp_nr_absent(env->vm);
+		vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
+		gtdp_wait_until(gtdp_nr_absent(env->vm) > before + nr_absent);
+	}
+}
+
 /* Expect an event for @page and, until it is dealt with, no other. */
-static void check_event(struct env *env, uint64_t page, uint64_t flags)
+static void check_event(struct env *env, uint64_t page, uint64_t flags, uint64_t nr_absent)
 {
 	struct uffd_msg msg;
 	ssize_t r;
@@ -102,7 +128,7 @@ static void check_event(struct env *env, uint64_t page, uint64_t flags)
 	TEST_ASSERT_EQ(msg.arg.pagefault.flags & (UFFD_PAGEFAULT_FLAG_WP |
 						  UFFD_PAGEFAULT_FLAG_MINOR), flags);
 
-	usleep(FOLLOWER_US);
+	have_looked(env, nr_absent);
 	TEST_ASSERT(!has_event(env, 0), "More than page %lu is asked for", page);
 }
 
@@ -160,7 +186,7 @@ static void check_untouched(struct env *env)
 {
 	struct kvm_populate_memory sum;
 
-	usleep(FOLLOWER_US);
+	have_looked(env, NR_PAGES);
 	TEST_ASSERT(!has_event(env, 0), "The follower asked for a page");
 	sum = gtdp_populate(env->vm, GTDP_GPA, MEM_SIZE);
 	TEST_ASSERT_EQ(sum.mapped, 0);
@@ -181,7 +207,7 @@ static void check_delivery(struct env *env, deliver_fn deliver, uint64_t flags)
 
 	/* The vCPU waits, for as long as it takes, nobody else does. */
 	thread = start_job(env, GTDP_CHECK, WANTED, HOST_TAG);
-	check_event(env, WANTED, flags);
+	check_event(env, WANTED, flags, NR_PAGES);
 	sum = gtdp_populate(env->vm, GTDP_GPA, MEM_SIZE);
 	TEST_ASSERT_EQ(sum.absent, MEM_SIZE);
 	deliver(env, WANTED, 1);
@@ -313,7 +339,7 @@ static void check_write(struct env *env, uint64_t page)
 {
 	pthread_t thread = start_job(env, GTDP_STAMP, page, GUEST_TAG);
 
-	check_event(env, page, UFFD_PAGEFAULT_FLAG_WP);
+	check_event(env, page, UFFD_PAGEFAULT_FLAG_WP, 0);
 	gtdp_check(env->mem.hva + page * PAGE_SIZE, 1, HOST_TAG + page);
 	write_protect(env, page, 1, 0);
 	pthread_join(thread, NULL);

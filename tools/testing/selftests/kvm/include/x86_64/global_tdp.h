@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <linux/sizes.h>
 
@@ -40,6 +42,7 @@ enum gtdp_backing {
 	GTDP_ANON,		/* small pages */
 	GTDP_THP,
 	GTDP_HUGETLB,
+	GTDP_HUGETLB_1G,	/* if there is any, reserved by somebody */
 	GTDP_SHMEM,		/* small pages */
 	GTDP_MEMFD,		/* small pages */
 	GTDP_FILE_PRIVATE,
@@ -73,6 +76,21 @@ struct gtdp_job {
 	/* Page n has, or gets, the stamp tag + n. */
 	uint64_t tag;
 };
+
+/* Bound of what should take a fraction of a second, if not emulated. */
+#define GTDP_WAIT_SECONDS	120
+
+/* Wait for what somebody else does; if nobody does, fail, and say for what. */
+#define gtdp_wait_until(condition)						\
+do {										\
+	time_t __end = time(NULL) + GTDP_WAIT_SECONDS;				\
+										\
+	while (!(condition)) {							\
+		TEST_ASSERT(time(NULL) < __end, "Not in %d s: %s",		\
+			    GTDP_WAIT_SECONDS, #condition);			\
+		usleep(1000);							\
+	}									\
+} while (0)
 
 struct gtdp_test {
 	const char *name;
@@ -127,6 +145,10 @@ uint64_t gtdp_vcpu_stat(struct kvm_vcpu *vcpu, const char *name);
 uint64_t gtdp_nr_mapped(struct kvm_vm *vm);
 uint64_t gtdp_nr_populated(struct kvm_vm *vm);
 int gtdp_kernel_threads(pid_t *tids, int max);
+pid_t gtdp_find_helper(void);
+bool gtdp_is_running(pid_t tid);
+uint64_t gtdp_cpu_time(pid_t tid);
+uint64_t gtdp_nr_absent(struct kvm_vm *vm);
 void gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr);
 void __gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr, void (*action)(void *arg),
 			void *arg);

@@ -27,10 +27,8 @@
 
 #define RET		0xc3
 
-/* Bound of what should take a fraction of a second, if not emulated. */
-#define WAIT_SECONDS	120
-
 #define CGROUPS		"/sys/fs/cgroup"
+#define HUGEPAGES	"/sys/kernel/mm/hugepages/hugepages"
 #define PARAMS		"/sys/module/kvm/parameters"
 #define MAX_PARAMS	4
 
@@ -284,35 +282,55 @@ static int open_backing(enum gtdp_backing backing, size_t size)
 	}
 }
 
-/* Let there be @nr free huge pages of 2MiB. */
-static bool reserve_hugetlb(unsigned int nr)
+static bool is_hugetlb(enum gtdp_backing backing)
 {
-	const char *dir = "/sys/kernel/mm/hugepages/hugepages-2048kB";
-	unsigned int total, unused;
+	return backing == GTDP_HUGETLB || backing == GTDP_HUGETLB_1G;
+}
+
+static size_t hugetlb_size(enum gtdp_backing backing)
+{
+	return backing == GTDP_HUGETLB_1G ? SZ_1G : SZ_2M;
+}
+
+static bool read_pool(size_t size, const char *name, unsigned int *nr)
+{
 	char path[128];
 	FILE *file;
-	int i;
+	bool found;
 
-	for (i = 0; i < 2; i++) {
-		snprintf(path, sizeof(path), "%s/free_hugepages", dir);
-		file = fopen(path, "r");
-		if (!file || fscanf(file, "%u", &unused) != 1)
-			return false;
+	snprintf(path, sizeof(path), HUGEPAGES "-%zukB/%s", size / SZ_1K, name);
+	file = fopen(path, "r");
+	found = file && fscanf(file, "%u", nr) == 1;
+	if (file)
 		fclose(file);
+	return found;
+}
 
-		if (unused >= nr)
-			return true;
+static bool write_pool(size_t size, unsigned int nr)
+{
+	char dir[64], text[16];
 
-		snprintf(path, sizeof(path), "%s/nr_hugepages", dir);
-		file = fopen(path, "r+");
-		if (!file || fscanf(file, "%u", &total) != 1)
-			return false;
-		rewind(file);
-		fprintf(file, "%u\n", total + nr - unused);
-		fclose(file);
-	}
+	snprintf(dir, sizeof(dir), HUGEPAGES "-%zukB", size / SZ_1K);
+	snprintf(text, sizeof(text), "%u", nr);
+	return gtdp_write_file(dir, "nr_hugepages", text);
+}
 
-	return false;
+/*
+ * Let there be @nr free huge pages.  Not of 1GiB: that may well take longer than the
+ * kernel's watchdog allows for, as pages are zeroed in one go.
+ */
+static bool reserve_hugetlb(size_t size, unsigned int nr)
+{
+	unsigned int total, unused;
+
+	if (!read_pool(size, "free_hugepages", &unused))
+		return false;
+	if (unused >= nr)
+		return true;
+
+	return size < SZ_1G && read_pool(size, "nr_hugepages", &total) &&
+	       write_pool(size, total + nr - unused) &&
+	       read_pool(size, "free_hugepages", &unused) && unused >= nr;
 }
 
 /*
@@ -337,11 +355,13 @@ bool gtdp_mem_alloc(struct gtdp_mem *mem, enum gtdp_backing backing,
 		.fd = -1,
 	};
 
-	if (backing == GTDP_HUGETLB) {
+	if (is_hugetlb(backing)) {
 		TEST_ASSERT(!(offset % SZ_2M), "hugetlb can't be misaligned");
-		mem->map_size = align_up(size, SZ_2M);
-		flags |= MAP_HUGETLB | MAP_HUGE_2MB;
-		if (!reserve_hugetlb(mem->map_size / SZ_2M))
+		mem->map_size = align_up(size, hugetlb_size(backing));
+		flags |= MAP_HUGETLB;
+		flags |= backing == GTDP_HUGETLB_1G ? MAP_HUGE_1GB : MAP_HUGE_2MB;
+		if (!reserve_hugetlb(hugetlb_size(backing),
+				     mem->map_size / hugetlb_size(backing)))
 			return false;
 	}
 
@@ -357,7 +377,7 @@ bool gtdp_mem_alloc(struct gtdp_mem *mem, enum gtdp_backing backing,
 
 	mem->hva = align_ptr_up(mem->map, SZ_2M) + offset % SZ_2M;
 
-	if (backing != GTDP_HUGETLB && thp_configured()) {
+	if (!is_hugetlb(backing) && thp_configured()) {
 		advice = backing == GTDP_THP ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
 		r = madvise(mem->map, mem->map_size, advice);
 		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
@@ -653,6 +673,62 @@ int gtdp_kernel_threads(pid_t *tids, int max)
 	return nr;
 }
 
+/* The thread that helps the follower; 0 if there is none, or the first of more. */
+pid_t gtdp_find_helper(void)
+{
+	char path[64], comm[16];
+	pid_t tids[8];
+	FILE *file;
+	bool found;
+	int nr;
+
+	nr = gtdp_kernel_threads(tids, ARRAY_SIZE(tids));
+	while (nr--) {
+		snprintf(path, sizeof(path), "/proc/self/task/%d/comm", tids[nr]);
+		file = fopen(path, "r");
+		TEST_ASSERT(file, "No %s", path);
+		found = fgets(comm, sizeof(comm), file) && !strcmp(comm, "kvm-gtdp-help\n");
+		fclose(file);
+		if (found)
+			return tids[nr];
+	}
+
+	return 0;
+}
+
+/* Whether a thread, of whatever process, has a CPU or waits for one. */
+bool gtdp_is_running(pid_t tid)
+{
+	char path[64], state;
+	FILE *file;
+	int r;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", tid);
+	file = fopen(path, "r");
+	TEST_ASSERT(file, "No %s", path);
+	r = fscanf(file, "%*d (%*[^)]) %c", &state);
+	TEST_ASSERT_EQ(r, 1);
+	fclose(file);
+	return state == 'R';
+}
+
+/* The time that a thread has run for, in ns. */
+uint64_t gtdp_cpu_time(pid_t tid)
+{
+	uint64_t ns;
+	char path[64];
+	FILE *file;
+	int r;
+
+	snprintf(path, sizeof(path), "/proc/%d/schedstat", tid);
+	file = fopen(path, "r");
+	TEST_ASSERT(file, "No %s", path);
+	r = fscanf(file, "%lu", &ns);
+	TEST_ASSERT_EQ(r, 1);
+	fclose(file);
+	return ns;
+}
+
 /* What is mapped right now, whoever mapped it, in 4KiB pages. */
 uint64_t gtdp_nr_mapped(struct kvm_vm *vm)
 {
@@ -667,17 +743,26 @@ uint64_t gtdp_nr_populated(struct kvm_vm *vm)
 }
 
 /*
+ * What has been looked at and was not to be mapped, in 4KiB pages, each time that
+ * it was.  Where nothing arrives, that tells that the follower has looked.
+ */
+uint64_t gtdp_nr_absent(struct kvm_vm *vm)
+{
+	return gtdp_vm_stat(vm, "tdp_populate_absent");
+}
+
+/*
  * Wait until the follower has mapped @nr pages.  Until then @action, if there is
  * one, is done over and over, for what is tried again on such an occasion only.
  */
 void __gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr, void (*action)(void *arg),
 			void *arg)
 {
-	time_t end = time(NULL) + WAIT_SECONDS;
+	time_t end = time(NULL) + GTDP_WAIT_SECONDS;
 
 	while (gtdp_nr_mapped(vm) < nr) {
 		TEST_ASSERT(time(NULL) < end, "%lu of %lu pages mapped in %d s",
-			    gtdp_nr_mapped(vm), nr, WAIT_SECONDS);
+			    gtdp_nr_mapped(vm), nr, GTDP_WAIT_SECONDS);
 		if (action)
 			action(arg);
 		usleep(10000);
