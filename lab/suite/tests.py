@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from lab import bochs, delay, selftests
 from lab.error import LabError
 from lab.paths import ROOT, SELFTESTS, VENV_BIN
+from lab.suite import bpftrace
 from lab.suite.tools import names
 
 TIMEOUT = 120
@@ -189,11 +190,14 @@ def private(wanted: Sequence[str] = ()) -> list[Test]:
 
 
 def tools(*, stock: bool) -> list[Test]:
-    """Return the checks of the bpftrace tools."""
-    python = ("env", f"PYTHONPATH={ROOT}", str(VENV_BIN / "python"), "-S", "-B")
+    """Return the checks of the bpftrace tools, with this Debian's and the newest one's."""
+    variables = f"PYTHONPATH={ROOT}", f"BPFTRACE={bpftrace.command()}"
+    python = (str(VENV_BIN / "python"), "-S", "-B", "-m", "lab.suite.tools")
     return [
-        Test(f"tools: {name}", (*python, "-m", "lab.suite.tools", name), timeout=_LONG)
+        Test(f"tools{of}: {name}", ("env", *given, *python, name), timeout=_LONG)
+        for of, given in (("", variables[:1]), (f" ({bpftrace.RELEASE})", variables))
         for name in names(stock=stock)
+        if not (of and name == "perf")
     ]
 
 
