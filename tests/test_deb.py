@@ -202,5 +202,43 @@ esac""",
         self.assertEqual((self.root / "asked").read_text(), f"{self.root}/root/own.der\n")
 
 
+class Status(_Host):
+    """What monitoring is told."""
+
+    def module(self, name: str, content: str) -> None:
+        _write(self.root / "sys/module/kvm" / name, content)
+
+    def assert_status(self, status: int, said: str) -> None:
+        script = PACKAGING / "global-tdp-status"
+        done = subprocess.run(["sh", script, self.root], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout.count("\n")), (status, 1), done)
+        self.assertIn(said, done.stdout)
+
+    def ours(self, on: str) -> None:
+        self.module("version", PACKAGE.version + "\n")
+        self.module("parameters/global_tdp", on + "\n")
+
+    def test_on(self) -> None:
+        self.ours("Y")
+        debugfs = self.root / "sys/kernel/debug/kvm"
+        for vm, populated in (("10-7", "0\n"), ("11-7", "0\n"), ("12-7", "5\n")):
+            _write(debugfs / vm / "tdp_populated_4k", populated)
+        _write(debugfs / "tdp_populated_4k", "5\n")
+        _write(self.root / "proc/10/task/13/comm", "kvm-gtdp\n")
+        _write(self.root / "proc/11/task/11/comm", "qemu-kvm-gtdp\n")
+        self.assert_status(0, f"2 of 3 VMs have it; KVM {PACKAGE.version}")
+
+    def test_off(self) -> None:
+        self.ours("N")
+        self.assert_status(1, "WARNING: off for new VMs")
+
+    def test_the_kernels_own(self) -> None:
+        self.module("parameters/tdp_mmu", "Y\n")
+        self.assert_status(2, "without Global TDP is loaded")
+
+    def test_none(self) -> None:
+        self.assert_status(2, "no KVM is loaded")
+
+
 if __name__ == "__main__":
     unittest.main()
