@@ -202,6 +202,97 @@ esac""",
         self.assertEqual((self.root / "asked").read_text(), f"{self.root}/root/own.der\n")
 
 
+_DKMS = """#!/bin/sh
+# Of one module and one kernel: what it did last is its state.
+state=$(cat @ROOT@/state 2>/dev/null)
+case $1 in
+status) [ -z "$state" ] || echo "kvm-global-tdp/1, @RELEASE@, x86_64: $state" ;;
+build) [ -e @ROOT@/broken ] && exit 10; echo built >@ROOT@/state ;;
+install) echo installed >@ROOT@/state ;;
+uninstall) echo built >@ROOT@/state ;;
+esac
+echo "$1" >>@ROOT@/done
+"""
+
+
+class KernelHook(_Host):
+    """What comes of a kernel that is installed, in the state that DKMS has it in."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        (self.root / f"lib/modules/{RELEASE}/build/include").mkdir(parents=True)
+        for name in ("check-kernel", "check-load", "remake-initramfs"):
+            self.program(name, f'echo {name} "$@" >>{self.root}/done')
+        self.program("dkms", _DKMS)
+
+    def program(self, name: str, script: str) -> None:
+        script = script.replace("@ROOT@", str(self.root)).replace("@RELEASE@", RELEASE)
+        _write(self.root / "programs" / name, f"#!/bin/sh\n{script}\n")
+        (self.root / "programs" / name).chmod(0o755)
+
+    def hook(self, *args: str) -> int:
+        text = (PACKAGING / "kernel-hook").read_text()
+        for path in ("/usr/src/kvm-global-tdp-@VERSION@", "/usr/lib/kvm-global-tdp"):
+            text = text.replace(path, str(self.programs))
+        text = text.replace("/lib/modules", f"{self.root}/lib/modules")
+        _write(self.root / "hook", text)
+        (self.root / "done").unlink(missing_ok=True)
+        return subprocess.run(
+            ["sh", self.root / "hook", RELEASE, *args],
+            env={**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}"},
+            capture_output=True,
+        ).returncode
+
+    def did(self) -> list[str]:
+        lines = (self.root / "done").read_text().splitlines()
+        known = ("build", "install", "uninstall", f"remake-initramfs {RELEASE}")
+        return [line for line in lines if line in known]
+
+    def state(self, state: str) -> None:
+        _write(self.root / "state", state)
+
+    def test_it_comes(self) -> None:
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["build", "install"])
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), [])
+
+    def test_its_headers_come_later(self) -> None:
+        self.assertEqual(self.hook("--initramfs"), 0)
+        self.assertEqual(self.did(), ["build", "install", f"remake-initramfs {RELEASE}"])
+
+    def test_no_headers_yet(self) -> None:
+        (self.root / f"lib/modules/{RELEASE}/build/include").rmdir()
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), [])
+
+    def test_it_is_another_one_now(self) -> None:
+        for state, done in (("", []), ("built", []), ("installed", ["uninstall"])):
+            self.state(state)
+            self.program("check-kernel", "exit 1")
+            self.assertEqual(self.hook(), 0)
+            self.assertEqual(self.did(), done)
+
+    def test_another_one_and_the_initramfs(self) -> None:
+        self.state("installed")
+        self.program("check-kernel", "exit 1")
+        self.assertEqual(self.hook("--initramfs"), 0)
+        self.assertEqual(self.did(), ["uninstall", f"remake-initramfs {RELEASE}"])
+
+    def test_what_would_not_load(self) -> None:
+        self.program("check-load", "exit 1")
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["build"])
+        self.state("installed")
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["uninstall"])
+
+    def test_a_build_that_fails(self) -> None:
+        _write(self.root / "broken", "")
+        self.assertEqual(self.hook(), 1)
+        self.assertEqual(self.did(), [])
+
+
 class Status(_Host):
     """What monitoring is told."""
 
