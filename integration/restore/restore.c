@@ -35,6 +35,7 @@
 #define STAMP		0x57000000U	/* plus the number of the page */
 #define WRITE_STEP	8
 #define PORT_DONE	0x10
+#define TRIES		10000
 
 enum how { NOTHING, POPULATE, PREFAULT, FOLLOW };
 
@@ -78,13 +79,17 @@ static void check(int ok, const char *what)
 		err(1, "%s", what);
 }
 
-/* What is interrupted, or asks to be called again, goes on. */
+/*
+ * What is interrupted, or asks to be called again, goes on, but not for ever: what is
+ * in the way may be there to stay.
+ */
 static int xioctl(int fd, unsigned long nr, unsigned long arg, const char *name)
 {
-	int r;
+	int tries = TRIES, r;
 
-	while ((r = ioctl(fd, nr, arg)) < 0 && (errno == EINTR || errno == EAGAIN))
-		;
+	do {
+		r = ioctl(fd, nr, arg);
+	} while (r < 0 && (errno == EINTR || errno == EAGAIN) && --tries);
 	check(r >= 0, name);
 	return r;
 }
@@ -136,6 +141,21 @@ static void set_memory(int slot, uint64_t gpa, void *hva, uint64_t size)
 	IOCTL(vm_fd, KVM_SET_USER_MEMORY_REGION, &region);
 }
 
+/*
+ * Before memory is populated: some CPUs have page tables of four levels or five, and which
+ * of them the VM will use follows from the CPUID of its first vCPU.
+ */
+static void set_cpuid(void)
+{
+	static struct {
+		struct kvm_cpuid2 head;
+		struct kvm_cpuid_entry2 entries[256];
+	} cpuid = { .head.nent = 256 };
+
+	IOCTL(kvm_fd, KVM_GET_SUPPORTED_CPUID, &cpuid);
+	IOCTL(vcpu_fd, KVM_SET_CPUID2, &cpuid);
+}
+
 static void create(uint64_t features)
 {
 	static char code[PAGE] __attribute__((aligned(PAGE)));
@@ -150,6 +170,7 @@ static void create(uint64_t features)
 	memcpy(code, guest, guest_end - guest);
 	set_memory(0, 0, code, PAGE);
 	vcpu_fd = IOCTL(vm_fd, KVM_CREATE_VCPU, 0);
+	set_cpuid();
 	vcpu = map(IOCTL(kvm_fd, KVM_GET_VCPU_MMAP_SIZE, 0), MAP_SHARED, vcpu_fd);
 	IOCTL(vcpu_fd, KVM_GET_SREGS, &sregs);
 	sregs.cs = sregs.ds = sregs.es = sregs.fs = sregs.gs = sregs.ss = flat;

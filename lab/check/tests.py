@@ -10,6 +10,10 @@ from lab.error import LabError
 from lab.machine.result import Command
 from lab.make import delay, selftests
 from lab.paths import ROOT, SELFTESTS, VENV_BIN
+from lab.source.unpacked import Unpacked
+
+BPFTRACE = Unpacked("bpftrace", ("bpftrace",))
+"""That of the newest Debian, for the tools to be tried with beside this machine's own."""
 
 TIMEOUT = 120
 _LONG = 300
@@ -202,11 +206,16 @@ def private(wanted: Sequence[str] = ()) -> list[Test]:
 
 
 def tools(*, stock: bool) -> list[Test]:
-    """Return the checks of the bpftrace tools."""
-    python = ("env", f"PYTHONPATH={ROOT}", str(VENV_BIN / "python"), "-S", "-B")
+    """Return the checks of the bpftrace tools, with this Debian's and the newest one's."""
+    BPFTRACE.ensure()
+    newest = shlex.join(map(str, BPFTRACE.command("usr/bin/bpftrace")))
+    variables = f"PYTHONPATH={ROOT}", f"BPFTRACE={newest}"
+    python = (str(VENV_BIN / "python"), "-S", "-B", "-m", "lab.check.tools")
     return [
-        Test(f"tools: {name}", (*python, "-m", "lab.check.tools", name), timeout=_LONG)
+        Test(f"tools{of}: {name}", ("env", *given, *python, name), timeout=_LONG)
+        for of, given in (("", variables[:1]), (f" ({BPFTRACE.release})", variables))
         for name in names(stock=stock)
+        if not (of and name == "perf")
     ]
 
 

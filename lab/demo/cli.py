@@ -36,6 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="one with integration/qemu's patches (make qemu), which then turns Global TDP"
         " on and off; the distribution's runs beside it",
     )
+    text = "have the guest map and unmap a PCI BAR, i.e. a memslot, all the time"
+    parser.add_argument("--toggle", action="store_true", help=text)
     parser.add_argument("--stock", action="store_true", help="Debian's KVM in both columns")
 
 
@@ -95,6 +97,7 @@ def _job(args: argparse.Namespace) -> Job:
         modules={"kvm": kvm, "kvm_amd": kvm_amd},
         qemu=args.qemu or QEMU,
         chosen_by_qemu=bool(args.qemu),
+        toggle=args.toggle,
     )
 
 

@@ -28,6 +28,9 @@ class Job:
     chosen_by_qemu: bool = False
     """On and off by `-accel kvm,global-tdp=`, not by the parameter of kvm."""
 
+    toggle: bool = False
+    """Have the guest make a memslot come and go all the time."""
+
     @property
     def sides(self) -> list[tuple[bool, bool]]:
         """Whether by stock QEMU, and whether global_tdp is on: what is compared."""

@@ -178,6 +178,9 @@ def _options(job: Job, case: Case) -> list[str]:
         memory += [f"-object=memory-backend-memfd,id=ram,size={job.mem_mib}M,share=on"]
         machine += ",memory-backend=ram"
     given = f"stamp_mib={job.mem_mib - SPARE_MIB}"
+    if job.toggle:
+        memory += ["-device=VGA"]
+        given += " toggle=1"
     return [
         *("-nodefaults", "-no-user-config", "-display=none", "-no-reboot", "-cpu=host"),
         *(f"-machine={machine}", f"-accel={accel}"),

@@ -49,24 +49,66 @@ ours() {
 }
 
 parameter=/sys/module/kvm/parameters/global_tdp
+hook=/usr/lib/kvm-global-tdp/kernel-hook
+
+# status, word in the line
+status() {
+	said=$(global-tdp-status)
+	found=$?
+	check "global-tdp-status ends with $1" "$found: $said" test $found = "$1"
+	check "global-tdp-status says $2" "$said" grep -q "$2" <<<"$said"
+}
+
+installed() {
+	find "/lib/modules/$kernel/updates" -name 'kvm*' 2>/dev/null | wc -l
+}
 
 case $phase in
 off)
 	ours
 	check 'off by default' "global_tdp=$(cat $parameter)" grep -qx '[0N]' $parameter
-	sed -i 's/^#options/options/' /etc/modprobe.d/kvm-global-tdp.conf
+	status 1 WARNING
+	signer=$(modinfo -F signer kvm)
+	check 'signed with a key of this system' "$signer" grep -q DKMS <<<"$signer"
+	# An emulated AMD CPU has no VMX; but if that is all, the module is right.
+	said=$(modprobe kvm_intel 2>&1)
+	check 'kvm_intel would load' "$said" grep -q 'not supported' <<<"$said"
+	echo locked >phase
+	;;
+locked)
+	# The kernel wants signatures, as with Secure Boot, and nobody has enrolled the key.
+	check 'locked down' "$(cat /sys/kernel/security/lockdown)" \
+		grep -q '\[integrity\]' /sys/kernel/security/lockdown
+	check 'KVM was refused' "$(dmesg | grep -i 'lockdown.*unsigned' | tail -n 1)" not loaded
+	status 2 CRITICAL
+	said=$($hook "$kernel" 2>&1)
+	check 'not installed, as it is told' "$said" grep -q 'mokutil --import' <<<"$said"
+	check 'nothing is in updates/' "$(installed) modules" test "$(installed)" = 0
+	check "the distribution's KVM loads" "$(kvm_of filename)" modprobe kvm_amd
+	status 2 'without Global TDP'
 	echo on >phase
 	;;
 on)
+	check "the distribution's KVM was loaded" "$(kvm_of filename)" not test -e $parameter
+	said=$($hook "$kernel" 2>&1)
+	check 'installed without the lock-down' "$(installed) modules" test "$(installed)" = 3
+	status 2 'load KVM again'
+	echo 'options kvm global_tdp=1' >/etc/modprobe.d/local-global-tdp.conf
+	modprobe -r kvm_amd kvm
+	modprobe kvm_amd
 	ours
 	check 'on by modprobe.d' "global_tdp=$(cat $parameter)" grep -qx '[1Y]' $parameter
+	status 0 OK
+	echo 0 >$parameter
+	status 1 WARNING
+	echo 1 >$parameter
 	./global_tdp_populate_test >log 2>&1
 	status=$?
 	tail -n 3 log
 	check 'selftest passes' "global_tdp_populate_test, status $status" test $status = 0
-	dpkg --remove kvm-global-tdp-dkms
-	left=$(dpkg-query -W -f='${db:Status-Status}' kvm-global-tdp-dkms)
-	check 'package can be removed' "$left" test "$left" = config-files
+	dpkg --purge kvm-global-tdp-dkms
+	left=$(dpkg-query -W -f='${db:Status-Status}' kvm-global-tdp-dkms 2>/dev/null)
+	check 'package can be purged' "$left" test "${left:-not-installed}" = not-installed
 	echo stock >phase
 	;;
 stock)

@@ -69,8 +69,9 @@ MACHINES = {
 VM's tables have as many levels as the host's own: five, unless it is told to use four. Four
 reach 48 bits, but memslots may be above that. An IOMMU, and a device in a group of its own,
 is what VFIO takes to assign one to a VM. A huge page of 1 GiB is reserved before anybody has
-the memory: later, the kernel zeroes all of it in one go, which takes too long. CPUs that run at the same time, if the host has as
-many, race as real ones do; those that take turns switch every 100 ms or when one waits."""
+the memory: later, the kernel zeroes all of it in one go, which takes too long. CPUs that run at
+the same time, if the host has as many, race as real ones do; those that take turns switch every
+100 ms or when one waits."""
 
 _ICOUNT = "-icount shift=0,sleep=off"
 IN_TURNS = "-accel tcg,thread=single"

@@ -1,14 +1,14 @@
 """The package kvm-global-tdp-dkms: the sources of the modules, built by DKMS on the host.
 
-It is for one version of the kernel, the one that the series was composed on, of any
-Debian release that has it. With other kernels DKMS skips it: KVM of an older kernel would
-take back fixes, and KVM's internal headers change between them.
+It is for one version of the kernel, the one that the series was composed on, in those
+uploads of Debian that have its KVM: see lab.source.uploads. Others keep their own KVM: that of
+another kernel would take back fixes, and KVM's internal headers change between them.
 """
 
-import email.utils
 import hashlib
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,28 +17,40 @@ from lab.error import LabError
 from lab.make import modules
 from lab.paths import BUILD, DEB, LINUX, PACKAGING, ROOT
 from lab.shell import console, working
-from lab.source import debian, tree
+from lab.source import tree, uploads
 from lab.source.git import BASE, Git
+from lab.source.uploads import Upload
 
 NAME = "kvm-global-tdp-dkms"
-RELEASES = {"bookworm": "deb12", "trixie": "deb13"}
-"""Debian's releases that the package is for, and what their kernels have in the name."""
 
 VERSIONED = ("x86.c", "svm/svm.c", "vmx/vmx.c")
 """A source of each module, to say the version in."""
 
 HEADERS = "headers.sha256"
+HOOK = "dkms-global-tdp"
+"""Sorts after dkms, and before what makes an initramfs: dracut, initramfs-tools."""
+
+_IN_SOURCES = ("check-kernel", "check-load", "keep-stock", "dkms.conf")
+_PROGRAMS = {
+    "usr/lib/kvm-global-tdp": ("kernel-hook", "remake-initramfs"),
+    "usr/sbin": ("global-tdp-status",),
+}
 
 
 @dataclass(frozen=True)
 class Package:
     """What make deb builds."""
 
-    kernel: str
-    """Version of the kernel, as 6.12.117."""
+    uploads: tuple[Upload, ...]
+    """Of the kernel, that it is for."""
 
     version: str
-    """Of the package, the series and the modules; ordered by commits of this repository."""
+    """Of the package, the series and the modules: the kernel's, and when of which commit."""
+
+    @property
+    def kernel(self) -> str:
+        """Version of the kernel, as 6.12.117."""
+        return uploads.upstream(self.uploads[0].version)
 
     @property
     def path(self) -> Path:
@@ -46,44 +58,63 @@ class Package:
 
     @property
     def pattern(self) -> str:
-        """What `uname -r` says on the kernels this is for, for grep -E and bash."""
-        release = "|".join(RELEASES.values())
-        return rf"^{re.escape(self.kernel)}\+({release})(\.[0-9]+)?-amd64$"
+        """What `uname -r` says on the kernels this is for, for bash."""
+        releases = sorted({upload.release for upload in self.uploads})
+        return rf"^({'|'.join(map(re.escape, releases))})$".replace(r"\-", "-")
+
+    @property
+    def kernels(self) -> str:
+        """The uploads, one a line."""
+        return "".join(f"{upload.release} {upload.version}\n" for upload in self.uploads)
+
+    @property
+    def supported(self) -> str:
+        """The uploads, for people."""
+        known = (f"{upload.release} ({upload.version})" for upload in self.uploads)
+        return f"Debian's {', '.join(known)}"
 
 
 def build() -> Package:
     """Build build/*.deb from what is committed in patches/ and the new files."""
     with modules.locked():
         tree.compose()
-        package = _describe()
-        shutil.rmtree(DEB, ignore_errors=True)
-        work = DEB / "package"
-        with working(f"Building {package.path.name}"):
-            _fill(work, package)
-            shell.output("dpkg-buildpackage", "-us", "-uc", "-b", cwd=work)
-            for old in BUILD.glob(f"{NAME}_*.deb"):
-                old.unlink()
-            shutil.move(DEB / package.path.name, package.path)
-    console.print(f"{package.path.relative_to(ROOT)}: for {_supported(package)}")
+        package = _describe(uploads.same_kvm())
+        for old in BUILD.glob(f"{NAME}_*.deb"):
+            old.unlink()
+        pack(package)
+    console.print(f"{package.path.relative_to(ROOT)}: for {package.supported}")
     return package
 
 
-def _describe() -> Package:
-    kernel = debian.kernel().release.partition("+")[0]
-    repository = Git(ROOT)
+def pack(package: Package) -> None:
+    """Build the package as it is described."""
+    shutil.rmtree(DEB, ignore_errors=True)
+    work = DEB / "package"
+    # Times in it are those of the commit: the same sources make the same package.
+    epoch = {"SOURCE_DATE_EPOCH": _commit("%ct")}
+    with working(f"Building {package.path.name}"):
+        _fill(work, package)
+        shell.output("dpkg-buildpackage", "-us", "-uc", "-b", cwd=work, env=epoch)
+        shutil.move(DEB / package.path.name, package.path)
+
+
+def _describe(known: Sequence[Upload]) -> Package:
+    edited = ".edited" if Git(ROOT)("status", "--porcelain") else ""
+    kernel = uploads.upstream(known[0].version)
+    return Package(tuple(known), f"{kernel}+{_commit('%cd')}.g{_commit('%h')}{edited}")
+
+
+def _commit(what: str) -> str:
+    """Return what `git log` tells of the last commit, however little is known before it."""
+    command = ("git", "log", "-1", "--date=format-local:%Y%m%d.%H%M%S", f"--format={what}")
     try:
-        count = repository("rev-list", "--count", "HEAD").strip()
-        commit = repository("rev-parse", "--short", "HEAD").strip()
+        # Of a given length: that of %h depends on how many commits there are.
+        env = {"TZ": "UTC", "GIT_CONFIG_PARAMETERS": "'core.abbrev=8'"}
+        return shell.output(*command, cwd=ROOT, env=env).strip()
     except LabError as error:
         raise LabError(
             "the package's version comes from git: build it in a clone of this repository"
         ) from error
-    edited = ".edited" if repository("status", "--porcelain") else ""
-    return Package(kernel, f"{kernel}+{count}.g{commit}{edited}")
-
-
-def _supported(package: Package) -> str:
-    return f"linux {package.kernel} (-amd64) of Debian 12 and Debian 13"
 
 
 def _fill(work: Path, package: Package) -> None:
@@ -95,29 +126,46 @@ def _fill(work: Path, package: Package) -> None:
     for name in VERSIONED:
         with (sources / "arch/x86/kvm" / name).open("a") as source:
             source.write(f'MODULE_VERSION("{package.version}");\n')
-    for name in ("check-headers", "keep-stock"):
-        shutil.copy(PACKAGING / name, sources)
     (sources / HEADERS).write_text(_checksums(sources / "front"))
-    shutil.copy(PACKAGING / "dkms.conf", work / "debian" / f"{NAME}.dkms")
-    shutil.copy(PACKAGING / "modprobe.conf", work / "kvm-global-tdp.conf")
-    installed = ["kvm-global-tdp.conf etc/modprobe.d"]
-    for when in ("postinst.d", "header_postinst.d"):
-        (work / when).mkdir()
-        shutil.copy(PACKAGING / "kernel-hook", work / when / "kvm-global-tdp")
-        installed.append(f"{when}/kvm-global-tdp etc/kernel/{when}")
-    (work / "debian" / f"{NAME}.install").write_text("\n".join(installed) + "\n")
-    words = {
-        "VERSION": package.version,
-        "PATTERN": package.pattern,
-        "SUPPORTED": _supported(package),
-        "COMMIT": Git(ROOT)("log", "-1", "--format=%H").strip(),
-        "MAINTAINER": Git(ROOT)("log", "-1", "--format=%an <%ae>").strip(),
-        "DATE": email.utils.formatdate(),
-    }
-    hooks = work.glob("*postinst.d/*")
-    for path in (*(work / "debian").iterdir(), *hooks, sources / "check-headers"):
+    (sources / "kernels").write_text(package.kernels)
+    words = _words(package)
+    for path in (work / "debian").iterdir():
         if path.is_file():
             path.write_text(_replace(path.read_text(), words))
+    installed = [f"sources/* usr/src/kvm-global-tdp-{package.version}"]
+    for name in _IN_SOURCES:
+        _copy(PACKAGING / name, sources / name, words)
+    for directory, names in _PROGRAMS.items():
+        for name in names:
+            _copy(PACKAGING / name, work / name, words)
+            installed.append(f"{name} {directory}")
+    for when, remake in (("postinst.d", ""), ("header_postinst.d", " --initramfs")):
+        (work / when).mkdir()
+        _copy(PACKAGING / "hook-stub", work / when / HOOK, {"REMAKE": remake})
+        installed.append(f"{when}/{HOOK} etc/kernel/{when}")
+    (work / "debian" / f"{NAME}.install").write_text("\n".join(installed) + "\n")
+    page = "global-tdp-status.8"
+    shutil.copy(PACKAGING / page, work)
+    (work / "debian" / f"{NAME}.manpages").write_text(f"{page}\n")
+
+
+def _words(package: Package) -> dict[str, str]:
+    headers = (f"linux-headers-{upload.release}" for upload in package.uploads)
+    return {
+        "VERSION": package.version,
+        "PATTERN": package.pattern,
+        "SUPPORTED": package.supported,
+        "KERNELS": re.sub("^", "  ", package.kernels.rstrip(), flags=re.MULTILINE),
+        "HEADERS": " | ".join(dict.fromkeys(headers)),
+        "COMMIT": _commit("%H"),
+        "MAINTAINER": _commit("%an <%ae>"),
+        "DATE": _commit("%cD"),
+    }
+
+
+def _copy(source: Path, target: Path, words: dict[str, str]) -> None:
+    shutil.copy(source, target)
+    target.write_text(_replace(source.read_text(), words))
 
 
 def _replace(text: str, words: dict[str, str]) -> str:

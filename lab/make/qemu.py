@@ -70,18 +70,8 @@ def _install() -> None:
 
 def _fetch() -> Path:
     """Have apt download and verify the newest source package; return its .dsc."""
-    apt = WORK / "apt"
-    for name in ("lists/partial", "archives/partial"):
-        (apt / name).mkdir(parents=True)
-    sources = apt / "sources.list"
-    sources.write_text("\n".join(mirror.sources(RELEASE, "deb-src")) + "\n")
-    command = (
-        *("apt-get", "-q", "-y", "-o", f"Dir::Etc::SourceList={sources}"),
-        *("-o", "Dir::Etc::SourceParts=/dev/null", "-o", f"Dir::State::Lists={apt}/lists"),
-        *("-o", f"Dir::Cache={apt}", "-o", "APT::Sandbox::User=root"),
-    )
-    shell.output(*command, "-o", "APT::Update::Error-Mode=any", "update")
-    shell.output(*command, "source", "--download-only", "--only-source", "qemu", cwd=WORK)
+    apt = mirror.Apt(RELEASE, WORK / "apt", "deb-src")
+    apt.get("source", "--download-only", "--only-source", "qemu", cwd=WORK)
     return next(WORK.glob("qemu_*.dsc"))
 
 

@@ -1,5 +1,7 @@
 """Where this machine gets Debian from, for other releases of it."""
 
+from pathlib import Path
+
 from lab import shell
 from lab.error import LabError
 
@@ -25,3 +27,39 @@ def sources(release: str, kind: str = "deb", *, backports: bool = False) -> list
     if backports:
         lines.append(f"{kind} {known[_OWN]} {release}-backports main")
     return lines
+
+
+class Apt:
+    """apt for a Debian release, which keeps what it knows in a directory of the lab."""
+
+    def __init__(self, release: str, directory: Path, kind: str = "deb") -> None:
+        self.directory = directory
+        for name in ("lists/partial", "archives/partial"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+        chosen = directory / "sources.list"
+        chosen.write_text("\n".join(sources(release, kind)) + "\n")
+        options = (
+            f"Dir::Etc::SourceList={chosen}",
+            "Dir::Etc::SourceParts=/dev/null",
+            f"Dir::State::Lists={directory}/lists",
+            "Dir::State::status=/dev/null",
+            f"Dir::Cache={directory}",
+            "APT::Sandbox::User=root",
+        )
+        self._options = ("-q", *(word for option in options for word in ("-o", option)))
+        self.get("-o", "APT::Update::Error-Mode=any", "update")
+
+    def get(self, *args: str | Path, cwd: Path | None = None) -> str:
+        """Run apt-get."""
+        return shell.output("apt-get", *self._options, *args, cwd=cwd)
+
+    def cache(self, *args: str) -> str:
+        """Run apt-cache."""
+        return shell.output("apt-cache", *self._options, *args)
+
+    def download(self, package: str) -> Path:
+        """Fetch a package, as NAME=VERSION, and return it."""
+        scratch = self.directory / "download"
+        scratch.mkdir(exist_ok=True)
+        self.get("download", package, cwd=scratch)
+        return next(scratch.glob(f"{package.partition('=')[0]}_*.deb"))

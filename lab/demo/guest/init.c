@@ -9,9 +9,14 @@
  * A check is of a few words of the page, others in each pass; of some pages, others in each
  * pass, it is of all.
  *
- * The kernel hands "stamp_mib=N" of its command line over in the environment.
+ * With "toggle", the memory of a graphics adapter is mapped and unmapped as well, all the
+ * time, which for KVM is a memslot that comes and goes.
+ *
+ * The kernel hands "stamp_mib=N" and "toggle=1" of its command line over in the environment.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -19,7 +24,10 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,6 +40,11 @@
 #define HOT		128	/* one page of so many is of the part that is written often */
 #define TURN_NS		4000000	/* pause between turns */
 #define SCATTER		1000003	/* prime: visits every page once before it comes round */
+#define TOGGLE_NS	1000000
+#define TOGGLES		1000	/* is how many are told of at a time */
+#define PCI_COMMAND	4
+#define PCI_MEMORY	2	/* in it: answers to memory accesses */
+#define VGA		"/sys/bus/pci/devices/*/boot_vga"
 #define SHOWN		10	/* mismatches told in full, the rest are only counted */
 
 struct part {
@@ -155,11 +168,50 @@ static void *work(void *arg)
 	return NULL;
 }
 
+/* Returns the configuration space of the graphics adapter, or -1. */
+static int open_adapter(void)
+{
+	char path[256];
+	glob_t found;
+	int fd = -1;
+
+	mkdir("/sys", 0755);
+	mount("sysfs", "/sys", "sysfs", 0, NULL);
+	if (!glob(VGA, 0, NULL, &found)) {
+		snprintf(path, sizeof(path), "%.*sconfig",
+			 (int)(strlen(found.gl_pathv[0]) - strlen("boot_vga")), found.gl_pathv[0]);
+		fd = open(path, O_RDWR);
+	}
+	globfree(&found);
+	return fd;
+}
+
+static void *toggle(void *arg)
+{
+	const struct timespec pause = { .tv_nsec = TOGGLE_NS };
+	int fd = open_adapter();
+	uint16_t command;
+
+	if (fd < 0 || pread(fd, &command, 2, PCI_COMMAND) != 2) {
+		printf("toggle: no graphics adapter\n");
+		return arg;
+	}
+	for (uint64_t done = 1; ; done++) {
+		command ^= PCI_MEMORY;
+		if (pwrite(fd, &command, 2, PCI_COMMAND) != 2)
+			printf("toggle: failed\n");
+		if (!(done % TOGGLES))
+			printf("toggle: %" PRIu64 "\n", done);
+		nanosleep(&pause, NULL);
+	}
+}
+
 int main(void)
 {
 	const char *text = getenv("stamp_mib");
 	uint64_t size = (text ? strtoull(text, NULL, 0) : 64) << 20;
 	static struct worker workers[CPU_SETSIZE];
+	pthread_t toggler;
 	cpu_set_t cpus;
 	char *base;
 	int count;
@@ -186,6 +238,8 @@ int main(void)
 			return 1;
 		}
 	}
+	if (getenv("toggle") && pthread_create(&toggler, NULL, toggle, NULL))
+		printf("toggle: no thread\n");
 	pthread_join(workers[0].thread, NULL);
 	return 1;
 }

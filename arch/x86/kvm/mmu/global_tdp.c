@@ -24,7 +24,7 @@
 #include <linux/sched/vhost_task.h>
 
 static bool __read_mostly global_tdp;
-module_param(global_tdp, bool, 0444);
+module_param(global_tdp, bool, 0644);
 MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of their vCPUs' faults");
 
 static unsigned int __read_mostly global_tdp_threads = 4;
@@ -1108,7 +1108,8 @@ static struct kvm_gtdp *gtdp_alloc(struct kvm *kvm)
 
 int kvm_gtdp_init_vm(struct kvm *kvm)
 {
-	if (!global_tdp || !kvm_gtdp_supported(kvm))
+	/* Read once, as it may be changed at any time: a VM has all of it or nothing. */
+	if (!READ_ONCE(global_tdp) || !kvm_gtdp_supported(kvm))
 		return 0;
 
 	kvm->arch.gtdp = gtdp_alloc(kvm);

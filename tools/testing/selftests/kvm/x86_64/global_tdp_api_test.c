@@ -20,6 +20,8 @@
 #include "processor.h"
 #include "global_tdp.h"
 
+#define PARAMETER	"/sys/module/kvm/parameters/global_tdp"
+
 #define MEM_SIZE	SZ_16M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
 
@@ -102,6 +104,40 @@ static bool test_default(void)
 
 	TEST_ASSERT_EQ(can_populate(vm), gtdp_enabled_by_default());
 	kvm_vm_free(vm);
+	return true;
+}
+
+static void set_parameter(bool on)
+{
+	FILE *file = fopen(PARAMETER, "w");
+
+	TEST_ASSERT(file && fputs(on ? "1" : "0", file) >= 0 && !fclose(file),
+		    "Can't write to " PARAMETER);
+}
+
+/* The parameter is for VMs that are created later: those that exist keep what they have. */
+static bool test_parameter(void)
+{
+	bool before = gtdp_enabled_by_default();
+	struct kvm_vm *with, *without;
+
+	if (access(PARAMETER, W_OK))
+		return false;
+
+	set_parameter(true);
+	with = vm_create_barebones();
+	set_parameter(false);
+	without = vm_create_barebones();
+	TEST_ASSERT_EQ(can_populate(with), true);
+	TEST_ASSERT_EQ(can_populate(without), false);
+
+	set_parameter(true);
+	TEST_ASSERT_EQ(can_populate(with), true);
+	TEST_ASSERT_EQ(can_populate(without), false);
+	set_parameter(before);
+
+	kvm_vm_free(without);
+	kvm_vm_free(with);
 	return true;
 }
 
@@ -897,6 +933,7 @@ static bool test_signal(void)
 static const struct gtdp_test tests[] = {
 	{ "private memory", test_private_memory },
 	{ "default follows the parameter", test_default },
+	{ "parameter changes", test_parameter },
 	{ "enable capability", test_enable_cap },
 	{ "enable after a memslot", test_enable_late },
 	{ "enable less, then more", test_enable_less },
@@ -915,7 +952,7 @@ static const struct gtdp_test tests[] = {
 
 int main(void)
 {
-	TEST_REQUIRE(!access("/sys/module/kvm/parameters/global_tdp", R_OK));
+	TEST_REQUIRE(!access(PARAMETER, R_OK));
 	check_extension();
 
 	gtdp_require(GTDP_ALL);
