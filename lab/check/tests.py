@@ -81,13 +81,12 @@ _DELAYED = {
     "churn": ("kvm_mmu_notifier_invalidate_range_start", 200),
     "nested": ("fast_page_fault", 5000),
     "refuse": ("kvm_mmu_topup_memory_cache", 5000),
-    "vma": ("tdp_mmu_alloc_sp_for_split", 5000),
     "busy": ("make_populate_spte", 200),
 }
 """Tests of the series that are run again with a function of the kernel returning late, by
 so many microseconds: a page is in the dirty log, but not writable yet; a range is
 registered as being invalidated, but still mapped by the host; a fault has looked its memslot
-up; VMAs were found usable; a page table is being filled, but not linked."""
+up; a page table is being filled, but not linked."""
 
 _PRIVATE = (
     "guest_memfd_test",

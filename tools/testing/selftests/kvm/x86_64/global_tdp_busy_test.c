@@ -34,7 +34,7 @@
 
 /* Between attempts to get into the midst, and how many there are to be. */
 #define POLL_USECS	200
-#define MAX_POLLS	100000
+#define MAX_POLLS	30000
 #define NR_HITS		10
 
 #define NR_THREADS	4

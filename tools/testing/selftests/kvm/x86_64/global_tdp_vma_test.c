@@ -4,9 +4,6 @@
  * it is populated: at no time is memory mapped for the guest that the kernel
  * itself must not access (secretmem), or that is a device's, whatever was there
  * when population began.
- *
- * To see that it would notice, run it with a kernel that does not look whether
- * the VMAs that it has found are still there.  Who populates should be slow then.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -21,14 +18,17 @@
 #include "global_tdp.h"
 
 /*
- * Memory of which the end becomes another kind of mapping while the rest, which is
- * regions of their own, is being populated.
+ * Memory of which the end becomes another kind of mapping while the rest is being
+ * populated: regions of their own, a page of each of which is there.
  */
 #define PART_SIZE	SZ_64K
-#define REST_SIZE	SZ_4M
+#define PART_PAGES	(PART_SIZE / PAGE_SIZE)
+#define NR_REGIONS	8ul
+#define REST_SIZE	(NR_REGIONS * SZ_2M)
 #define MEM_SIZE	(REST_SIZE + PART_SIZE)
-#define REST_PAGES	(REST_SIZE / PAGE_SIZE)
-#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+
+/* From one place of the memslot to the next, in each round. */
+#define DISTANCE	SZ_32M
 
 #define HOST_TAG	1
 #define ROUNDS		16
@@ -41,15 +41,17 @@ struct env {
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 	uint64_t nr_code;
+	uint64_t gpa;
 	/* What is mapped in place of the end: a file, in the way it allows. */
 	int fd;
 	int prot;
 	off_t offset;
-	/* Calls of the populator that came to their end. */
-	uint64_t calls;
+	/* The populator is to make a call, which has not come to its end. */
+	bool calling;
 	bool stop;
 };
 
+/* Makes a call whenever it is told to. */
 static void *populator(void *arg)
 {
 	struct kvm_populate_memory range;
@@ -57,23 +59,19 @@ static void *populator(void *arg)
 	int r;
 
 	while (!READ_ONCE(env->stop)) {
-		range = (struct kvm_populate_memory) { .gpa = GTDP_GPA, .size = MEM_SIZE };
+		if (!READ_ONCE(env->calling)) {
+			usleep(100);
+			continue;
+		}
+
+		range = (struct kvm_populate_memory) { .gpa = env->gpa, .size = MEM_SIZE };
 		r = __vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
 		TEST_ASSERT(!r || errno == EAGAIN || errno == EINTR,
 			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
-		if (!r)
-			WRITE_ONCE(env->calls, env->calls + 1);
+		WRITE_ONCE(env->calling, false);
 	}
 
 	return NULL;
-}
-
-/* The second call from now on has begun after this. */
-static void wait_for_calls(struct env *env)
-{
-	uint64_t before = READ_ONCE(env->calls);
-
-	gtdp_wait_until(READ_ONCE(env->calls) >= before + 2);
 }
 
 static uint64_t nr_mapped(struct env *env)
@@ -86,11 +84,18 @@ static void make_anonymous(struct env *env)
 {
 	void *map = mmap(env->mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	uint64_t i;
 
 	TEST_ASSERT(map == env->mem.hva, __KVM_SYSCALL_ERROR("mmap()", -1));
 	if (thp_configured())
 		madvise(map, MEM_SIZE, MADV_NOHUGEPAGE);
-	gtdp_stamp(map, NR_PAGES, HOST_TAG);
+	for (i = 0; i < NR_REGIONS; i++)
+		gtdp_stamp(map + i * SZ_2M, 1, HOST_TAG);
+	gtdp_stamp(map + REST_SIZE, PART_PAGES, HOST_TAG);
+
+	/* Where there are no page tables yet: it takes some time to build them. */
+	env->gpa += DISTANCE;
+	gtdp_add_slot(env->vm, GTDP_SLOT, 0, env->gpa, &env->mem);
 }
 
 static bool make_special(struct env *env)
@@ -107,7 +112,8 @@ static void env_create(struct env *env)
 	env->vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &env->vcpu);
 	gtdp_populate_code(env->vm);
 	env->nr_code = gtdp_nr_mapped(env->vm);
-	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
+	env->gpa = GTDP_GPA;
+	gtdp_add_slot(env->vm, GTDP_SLOT, 0, env->gpa, &env->mem);
 }
 
 static void env_destroy(struct env *env)
@@ -120,8 +126,10 @@ static void env_destroy(struct env *env)
 /* An ordinary mapping, having been another one, is mapped as ever. */
 static void check_anonymous(struct env *env)
 {
-	gtdp_populate_full(env->vm, GTDP_GPA, MEM_SIZE);
-	TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	gtdp_populate(env->vm, env->gpa, MEM_SIZE);
+	TEST_ASSERT_EQ(nr_mapped(env), NR_REGIONS + PART_PAGES);
+	TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_CHECK, env->gpa + REST_SIZE, PART_PAGES,
+				HOST_TAG), 0);
 }
 
 /*
@@ -143,14 +151,17 @@ static bool test_kind(struct env *env)
 	pthread_create(&thread, NULL, populator, env);
 	for (i = 0; i < ROUNDS; i++) {
 		make_anonymous(env);
-		if (i % 4)
+		if (i % 4) {
+			WRITE_ONCE(env->calling, true);
 			gtdp_wait_until(nr_mapped(env));
-		else
+		} else {
 			check_anonymous(env);
+		}
 
 		TEST_ASSERT(make_special(env), __KVM_SYSCALL_ERROR("mmap()", -1));
-		wait_for_calls(env);
-		TEST_ASSERT_EQ(nr_mapped(env), REST_PAGES);
+		gtdp_wait_until(!READ_ONCE(env->calling));
+		gtdp_populate(env->vm, env->gpa, MEM_SIZE);
+		TEST_ASSERT_EQ(nr_mapped(env), NR_REGIONS);
 	}
 	WRITE_ONCE(env->stop, true);
 	pthread_join(thread, NULL);
