@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.demo import kvm, stamps
 from lab.demo.config import Case, Job
-from lab.demo.vm import CPUS, Progress, Vm
+from lab.demo.vm import CPUS, Progress, QemuGoneError, Vm
 from lab.demo.watch import Watch
 
 BOOT_SECONDS = 180
@@ -36,7 +36,12 @@ async def _migrate(job: Job, case: Case, directory: Path, progress: Progress) ->
             await _up(source)
             async with Watch(destination) as watch:
                 path = directory / "migration"
-                case.migration = await _move(job, source, destination, path)
+                try:
+                    case.migration = await _move(job, source, destination, path)
+                except QemuGoneError as gone:
+                    # It may be the other one that went first.
+                    why = f"{gone}; {destination.last_words()}"
+                    raise QemuGoneError(why, gone.console) from gone
                 await _look(case, destination, watch)
         case.sec_pagetables_kib = kvm.sec_pagetables_kib()
 

@@ -153,6 +153,15 @@ class Vm:
             return ""
         return self.console.read_text(errors="replace")
 
+    def last_words(self) -> str:
+        """Return whether QEMU runs, what it said, and the guest's last line."""
+        status = self._running.returncode
+        said = [
+            path.read_text(errors="replace").splitlines() for path in (self.log, self.console)
+        ]
+        ends = "; ".join(lines[-1] for lines in said if lines)
+        return f"{self.name}: {'runs' if status is None else f'status {status}'}: {ends}"
+
     def error(self, what: str, blame: "Vm | None" = None) -> VmError:
         """Return an error: what failed, what QEMU (that of `blame`) says, the guest's end."""
         told = (blame or self).log.read_text(errors="replace").splitlines()
