@@ -193,7 +193,7 @@ class _System:
         )
 
     def _apt(self, *args: str) -> subprocess.CompletedProcess[str]:
-        return self._inside("apt-get", "-q", "-y", "--no-download", *args)
+        return self._inside("apt-get", "-q", "-y", *args)
 
     @property
     def _updates(self) -> Path:
