@@ -27,7 +27,7 @@ STATE = "stuck"
 
 _SOCKET = "qmp"
 _PENDING = re.compile(r"^IRR\s+\d", re.M)
-_BOOT_SECONDS = 120
+_BOOT_SECONDS = 300
 _WAKE_SECONDS = 15
 _DEAD_SECONDS = 30
 _QMP_SECONDS = 10
