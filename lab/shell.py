@@ -1,5 +1,6 @@
 """Run other programs, and show that something goes on."""
 
+import fcntl
 import os
 import subprocess
 import threading
@@ -44,6 +45,19 @@ def working(text: str, how_far: Callable[[], str] = str) -> Iterator[None]:
     finally:
         done.set()
         teller.join()
+
+
+@contextmanager
+def locked(what: str) -> Iterator[None]:
+    """Wait until nobody else makes `what`; the kernel unlocks if this process dies."""
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / f".{what}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print(f"waiting for another process to make {what}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def output(*args: Arg, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:

@@ -20,7 +20,7 @@ with (BUILD / ".modules.lock").open("w") as lock:
 HOLD_AND_DIE = """
 import os
 from lab.make import modules
-with modules.locked():
+with modules.locked("modules"):
     os.kill(os.getpid(), 9)
 """
 
@@ -36,7 +36,7 @@ class Lock(unittest.TestCase):
     """One build at a time, of any number of processes."""
 
     def test_another_process_is_kept_out_and_let_in(self) -> None:
-        with modules.locked():
+        with modules.locked("modules"):
             kept_out = python(TRY)
         self.assertIn("BlockingIOError", kept_out.stderr)
         let_in = python(TRY)

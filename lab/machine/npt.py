@@ -22,6 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from lab import shell
 from lab.error import LabError
 from lab.machine import heartbeat, runs, splat
 from lab.machine import params as modules
@@ -153,9 +154,10 @@ def emulator() -> Path:
     """Return the program that emulates machines, unpacked if it was not."""
     QEMU.ensure()
     script = QEMU.root / "qemu-system-x86_64"
-    if not script.exists():
-        where = [word for name in _FIRMWARE for word in ("-L", QEMU.root / name)]
-        QEMU.write_script(script, "usr/bin/qemu-system-x86_64", *where)
+    where = [word for name in _FIRMWARE for word in ("-L", QEMU.root / name)]
+    with shell.locked("emulator"):
+        if not script.exists():
+            QEMU.write_script(script, "usr/bin/qemu-system-x86_64", *where)
     return script
 
 

@@ -16,7 +16,7 @@ from lab import shell
 from lab.error import LabError
 from lab.make import modules
 from lab.paths import BUILD, DEB, LINUX, PACKAGING, ROOT
-from lab.shell import console, working
+from lab.shell import console, locked, working
 from lab.source import tree, uploads
 from lab.source.git import BASE, Git
 from lab.source.uploads import Upload
@@ -76,7 +76,7 @@ class Package:
 
 def build() -> Package:
     """Build build/*.deb from what is committed in patches/ and the new files."""
-    with modules.locked():
+    with locked("modules"):
         tree.compose()
         package = _describe(uploads.same_kvm())
         for old in BUILD.glob(f"{NAME}_*.deb"):

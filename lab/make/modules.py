@@ -11,17 +11,15 @@ These options are KVM's own, or the compiler's, and change nothing that the rest
 kernel shares with KVM. What is counted or timed is counted and timed in build/modules.
 """
 
-import fcntl
 import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from lab import shell
-from lab.paths import BUILD, CHECKED, KMOD, LINUX, MODULES
-from lab.shell import console
+from lab.paths import CHECKED, KMOD, LINUX, MODULES
+from lab.shell import console, locked
 from lab.source import debian, tree
 from lab.source.git import BASE, Git
 
@@ -59,7 +57,7 @@ WITH_CHECKS = Kind(CHECKED / "kmod", CHECKED, checked=True)
 def build(*, checked: bool = False) -> None:
     """Bring build/modules, or build/checked, up to date with build/linux."""
     kind = WITH_CHECKS if checked else PLAIN
-    with locked():
+    with locked("modules"):
         tree.ensure()
         mirror(kind.sources, checked=checked)
         compile_in(kind.sources, kind.into.name, checked=checked)
@@ -82,19 +80,6 @@ def compile_in(
         *("make", "-C", debian.kernel().headers, f"M={mirrored / 'arch/x86/kvm'}", "-j2"),
         *(f"CONFIG_KVM_WERROR={'y' if werror else 'n'}", *options, "modules"),
     )
-
-
-@contextmanager
-def locked() -> Iterator[None]:
-    """Wait for other builds of this repository to end; the kernel unlocks if this one dies."""
-    BUILD.mkdir(exist_ok=True)
-    with (BUILD / ".modules.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.print("waiting for another build of the modules to end")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def mirror(into: Path, *, checked: bool = False) -> None:

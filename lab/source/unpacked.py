@@ -46,8 +46,11 @@ class Unpacked:
 
     def ensure(self) -> None:
         """Fetch and unpack it, unless it is there."""
-        if self.root.exists():
-            return
+        with shell.locked(self.name):
+            if not self.root.exists():
+                self._unpack()
+
+    def _unpack(self) -> None:
         scratch = self.root.with_suffix(".tmp")
         shutil.rmtree(scratch, ignore_errors=True)
         options = ["APT::Install-Recommends false", "Acquire::Retries 3"]
