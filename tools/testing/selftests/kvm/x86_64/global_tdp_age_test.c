@@ -29,8 +29,8 @@
 
 /* DAMON looks at a page of each region that often, and tells of so many looks. */
 #define SAMPLE_USECS	10000
-#define AGGREGATE_USECS	200000
-#define NR_AGGREGATES	6
+#define AGGREGATE_USECS	100000
+#define NR_AGGREGATES	3
 
 struct env {
 	struct kvm_vm *vm;
@@ -189,13 +189,13 @@ static bool test_age(bool populate)
 		pthread_create(&threads[1], NULL, populator, &env);
 
 	for (i = 0; i < NR_AGGREGATES; i++) {
-		gtdp_wait_until(ask(&env, &used, &unused));
+		/* On a busy machine, the guest may not have been run meanwhile. */
+		gtdp_wait_until(ask(&env, &used, &unused) && used);
 		/* All of it is young at first, for having been mapped. */
 		if (!i)
 			continue;
 
 		ksft_print_msg("Used: young at %lu looks, unused: at %lu\n", used, unused);
-		TEST_ASSERT(used, "What the guest uses is not young");
 		TEST_ASSERT(!unused, "What nobody uses was young at %lu looks", unused);
 	}
 

@@ -107,34 +107,23 @@ static bool test_default(void)
 	return true;
 }
 
-static void set_parameter(bool on)
-{
-	FILE *file = fopen(PARAMETER, "w");
-
-	TEST_ASSERT(file && fputs(on ? "1" : "0", file) >= 0 && !fclose(file),
-		    "Can't write to " PARAMETER);
-}
-
 /* The parameter is for VMs that are created later: those that exist keep what they have. */
 static bool test_parameter(void)
 {
-	bool before = gtdp_enabled_by_default();
 	struct kvm_vm *with, *without;
 
-	if (access(PARAMETER, W_OK))
+	if (!gtdp_set_param("global_tdp", "1"))
 		return false;
-
-	set_parameter(true);
 	with = vm_create_barebones();
-	set_parameter(false);
+	TEST_ASSERT(gtdp_set_param("global_tdp", "0"), "It can't be turned off");
 	without = vm_create_barebones();
 	TEST_ASSERT_EQ(can_populate(with), true);
 	TEST_ASSERT_EQ(can_populate(without), false);
 
-	set_parameter(true);
+	TEST_ASSERT(gtdp_set_param("global_tdp", "1"), "It can't be turned on");
 	TEST_ASSERT_EQ(can_populate(with), true);
 	TEST_ASSERT_EQ(can_populate(without), false);
-	set_parameter(before);
+	gtdp_restore_params();
 
 	kvm_vm_free(without);
 	kvm_vm_free(with);

@@ -533,6 +533,7 @@ static bool test_limit_async(void (*vmm)(void))
 {
 	uint64_t users = module_users(), tables = 0, last;
 	pid_t pid;
+	int i;
 
 	if (!create_cgroup())
 		return false;
@@ -541,11 +542,14 @@ static bool test_limit_async(void (*vmm)(void))
 	/* The follower makes progress, and then it does not any more. */
 	pid = gtdp_start(cgroup, vmm);
 	gtdp_wait_until(is_alive(pid) && charged("sec_pagetables") >= LEEWAY / 2);
-	do {
+	for (i = 0; i < 10; i++) {
 		last = tables;
-		usleep(300000);
+		usleep(100000);
 		tables = charged("sec_pagetables");
-	} while (tables != last);
+		if (tables != last)
+			i = 0;
+		TEST_ASSERT(is_alive(pid), "The VMM has ended");
+	}
 	TEST_ASSERT(tables < NR_TABLES * PAGE_SIZE, "%lu bytes of page tables", tables);
 
 	/*
@@ -704,21 +708,27 @@ static pid_t create_large(struct env *env)
 	return helper;
 }
 
-/* Takes away what is mapped, time after time, so that there is work. */
+/* Take away what is mapped, and have it mapped again, so that there is work. */
+static void make_work(struct env *env)
+{
+	int r;
+
+	r = mprotect(env->mem.hva, ALIAS_SIZE, PROT_READ);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+	r = mprotect(env->mem.hva, ALIAS_SIZE, PROT_READ | PROT_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+	populate_large(env);
+}
+
 static void large_vmm(void)
 {
 	struct env env;
-	int r;
 
 	shared->helper = create_large(&env);
 	set_step(READY);
 
 	for (;;) {
-		r = mprotect(env.mem.hva, ALIAS_SIZE, PROT_READ);
-		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
-		r = mprotect(env.mem.hva, ALIAS_SIZE, PROT_READ | PROT_WRITE);
-		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
-		populate_large(&env);
+		make_work(&env);
 		gtdp_wait_mapped(env.vm, NR_ALIASES * ALIAS_SIZE / PAGE_SIZE);
 	}
 }
@@ -779,7 +789,7 @@ static void closing_large_vmm(void)
 	struct env env;
 	pid_t helper = create_large(&env);
 
-	gtdp_wait_until(gtdp_is_running(helper));
+	gtdp_wait_until((make_work(&env), gtdp_is_running(helper)));
 	close_vm(&env);
 	wait_for_no_vm();
 	gtdp_check(env.mem.hva, ALIAS_SIZE / PAGE_SIZE, HOST_TAG);

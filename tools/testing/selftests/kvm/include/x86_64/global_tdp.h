@@ -77,8 +77,12 @@ struct gtdp_job {
 	uint64_t tag;
 };
 
-/* Bound of what should take a fraction of a second, if not emulated. */
-#define GTDP_WAIT_SECONDS	120
+/*
+ * Bound of what should take a fraction of a second, if not emulated.  Less than what
+ * tests are ended after from outside, so that they say what they waited for, and put
+ * back what they have changed.
+ */
+#define GTDP_WAIT_SECONDS	40
 
 /* Wait for what somebody else does; if nobody does, fail, and say for what. */
 #define gtdp_wait_until(condition)						\

@@ -4,11 +4,13 @@
  */
 #include <dirent.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -950,10 +952,14 @@ void gtdp_cgroup_destroy(char *path)
  */
 pid_t gtdp_start(const char *cgroup, void (*vmm)(void))
 {
-	pid_t pid = fork();
+	pid_t parent = getpid(), pid = fork();
 
 	if (pid)
 		return pid;
+
+	/* Not to outlive a test that has failed. */
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent)
+		_exit(1);
 
 	TEST_ASSERT(!cgroup || gtdp_write_file(cgroup, "cgroup.procs", "0"),
 		    "Can't enter %s", cgroup);
