@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from lab.check import compare, machines, report
+from lab.check import compare, machines, report, suite
 from lab.check.machines import Report
 from lab.check.outcome import Outcome, State, judge, must_run
 from lab.check.report import Part
@@ -199,3 +199,37 @@ class Show(unittest.TestCase):
 
     def test_states_in_order(self) -> None:
         self.assertEqual(report.last_line(Counter()), "0 passed, 0 failed, 0 skipped")
+
+
+class Recorder(unittest.TestCase):
+    """Failures of unit tests are told as such, wherever they happen."""
+
+    def _states(self, case: type[unittest.TestCase]) -> list[State]:
+        part = Part("unit tests")
+        loaded = unittest.defaultTestLoader.loadTestsFromTestCase(case)
+        with mock.patch.object(unittest.defaultTestLoader, "discover", return_value=loaded):
+            suite._unit(part)
+        return [outcome.state for outcome in part.outcomes]
+
+    def test_a_failed_sub_test_is_a_failure(self) -> None:
+        """Of the test that it is a part of."""
+
+        class Case(unittest.TestCase):
+            def test_it(self) -> None:
+                with self.subTest("a"):
+                    self.fail()
+
+        self.assertEqual(self._states(Case), [State.FAILED])
+
+    def test_a_class_that_fails_is_a_failure(self) -> None:
+        """Though no test of it has begun."""
+
+        class Case(unittest.TestCase):
+            @classmethod
+            def setUpClass(cls) -> None:
+                raise OSError
+
+            def test_it(self) -> None:
+                pass
+
+        self.assertEqual(self._states(Case), [State.FAILED])

@@ -160,6 +160,10 @@ def _unit(part: Part) -> None:
     result = unittest.TextTestRunner(stream=StringIO(), resultclass=_Recorder).run(suite)
     assert isinstance(result, _Recorder)
     part.outcomes += result.outcomes
+    if not result.wasSuccessful() and all(o.state is not State.FAILED for o in result.outcomes):
+        # E.g. of a class as a whole, which belongs to no test.
+        output = "\n".join(text for _, text in (*result.failures, *result.errors))
+        part.outcomes.append(Outcome("what is no test's own", State.FAILED, output=output))
 
 
 class _Recorder(unittest.TextTestResult):
@@ -172,7 +176,12 @@ class _Recorder(unittest.TextTestResult):
     def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         """Note what is known of the test by now."""
         super().stopTest(test)
-        wrong = [text for failed, text in (*self.failures, *self.errors) if failed is test]
+        # What a subTest leaves is one of its own, which knows the test.
+        wrong = [
+            text
+            for failed, text in (*self.failures, *self.errors)
+            if getattr(failed, "test_case", failed) is test
+        ]
         state = State.FAILED if wrong else State.PASSED
         name = test.id().removeprefix("tests.")
         self.outcomes.append(Outcome(name, state, output="\n".join(wrong)))
