@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,7 +71,14 @@ def run(args: argparse.Namespace) -> int:
     package = deb.build()
     selftests.build()
     parts = [Part("package", [_lint(package)])]
-    parts += [Part(release, _System(release, package).test()) for release in releases]
+    for release in releases:
+        system = _System(release, package)
+        try:
+            system.test()
+        except LabError as error:
+            print(f"lab: {error}", file=sys.stderr)
+            system.outcomes.append(Outcome("done", State.FAILED, reason=str(error)))
+        parts.append(Part(release, system.outcomes))
     return report.show(parts)
 
 
@@ -363,6 +371,7 @@ class _System:
 
     def _boot(self, phase: str, append: str) -> None:
         log = WORK / f"{self.release}-{phase}.console"
+        log.write_text("")
         with working(f"{self.release}: booting {self.kernel}, phase {phase}"):
             shell_command = self._qemu(log, append)
             try:
@@ -383,7 +392,7 @@ class _System:
         quiet = "quiet systemd.show_status=0 systemd.mask=serial-getty@ttyS0.service"
         append = f"root=/dev/vda rw console=ttyS0 {quiet} panic=-1 {timers} {more}"
         return (
-            *("qemu-system-x86_64", "-cpu", "max", "-smp", "2", "-m", "2G"),
+            *(npt.emulator(), "-cpu", "max", "-smp", "2", "-m", "2G"),
             *npt.IN_TURNS.split(),
             *("-kernel", WORK / f"{self.release}.vmlinuz", "-append", append),
             *("-initrd", WORK / f"{self.release}.initrd.img", "-no-reboot", "-nodefaults"),

@@ -1,5 +1,6 @@
 """Where this machine gets Debian from, for other releases of it."""
 
+import shutil
 from pathlib import Path
 
 from lab import shell
@@ -60,6 +61,7 @@ class Apt:
     def download(self, package: str) -> Path:
         """Fetch a package, as NAME=VERSION, and return it."""
         scratch = self.directory / "download"
-        scratch.mkdir(exist_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
         self.get("download", package, cwd=scratch)
         return next(scratch.glob(f"{package.partition('=')[0]}_*.deb"))
