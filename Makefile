@@ -10,7 +10,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken model test-debug test-tools tools demo qemu bench bench-locking lab docs lint clean
+	stress fuzz test-broken model test-debug cover test-tools tools demo qemu bench bench-locking lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -63,6 +63,9 @@ model: build/.setup ## prove the protocol (models/) with spin, find what is brok
 test-debug: build/.setup ## the series' tests under lockdep, KASAN, failing allocations, kmemleak [DEBUG=kcsan BACKEND STOCK TESTS]
 	@$(lab) test-debug --kind $(or $(DEBUG),lockdep) --tests "$$TESTS" \
 		$(if $(BACKEND),--backend $(BACKEND)) $(if $(STOCK),--stock)
+
+cover: build/.setup ## show which lines of the series no test reaches [TESTS]
+	@$(lab) cover --tests "$$TESTS"
 
 test-tools: build/.setup ## run the bpftrace tools on stock modules and ours, check what they count
 	@$(lab) test --only tools

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lab import paths
-from lab.check import broken, debug, lint, model, package, stress, suite
+from lab.check import broken, cover, debug, lint, model, package, stress, suite
 from lab.demo import cli as demo
 from lab.error import LabError
 from lab.machine import ept, npt, runs
@@ -133,6 +133,8 @@ def parser() -> argparse.ArgumentParser:
     text = "prove the protocol with spin, find what is broken in it on purpose"
     model.configure(add("model", model.run, text))
     debug.configure(add("test-debug", debug.run, "run the series' tests in a debug kernel"))
+    text = "show which lines of the series its tests execute"
+    cover.configure(add("cover", cover.run, text))
     bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
     text = "time what a vCPU's fault waits for, stock and ours"
     locking.configure(add("bench-locking", locking.run, text))
@@ -144,7 +146,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--cpus", type=int, default=2)
+    command.add_argument("--cpus", type=int, default=0)
     command.add_argument("--mem", default="4G")
     command.add_argument(
         "--params", default="", help="of kvm.ko; kvm_amd.NAME=VALUE of kvm-amd"
@@ -175,7 +177,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; an error a user can mend is one line."""
     args = parser().parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        # nohup ignores the last.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         return args.run(args) or 0
     except LabError as error:

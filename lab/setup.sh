@@ -23,6 +23,15 @@ reason() {
 	grep -E '^(E:|ERROR|error)' "$log" | tail -n 1
 }
 
+# Run a command that ends with this script, whoever ends that.
+run() {
+	setsid "$@" >>"$log" 2>&1 </dev/null 9>&- &
+	running=$!
+	wait "$running"
+}
+running=
+trap 'trap "" TERM; [ -z "$running" ] || kill -TERM "-$running"; exit 130' INT TERM HUP
+
 missing_packages() {
 	for package in $packages; do
 		case $(dpkg-query -W -f='${Status}' "$package" 2>/dev/null) in
@@ -33,8 +42,16 @@ missing_packages() {
 }
 
 apt() {
-	DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 "$@" \
-		>>"$log" 2>&1 </dev/null
+	run env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 "$@"
+}
+
+# Of an installation that was cut off, packages may be unpacked, not configured: apt goes on
+# only after dpkg has ended what was begun. Nothing is removed for that.
+finish_interrupted() { # packages
+	grep -q -e 'dpkg was interrupted' -e 'fix-broken' "$log" || return
+	echo "lab: an installation was cut off before; dpkg --configure -a, then install again"
+	run env DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold --configure -a
+	apt --fix-broken --no-remove install --no-install-recommends "$@"
 }
 
 install_packages() {
@@ -48,7 +65,7 @@ install_packages() {
 	fi
 	[ -z "$missing" ] && return
 	# shellcheck disable=SC2086
-	apt install --no-install-recommends $missing ||
+	apt install --no-install-recommends $missing || finish_interrupted $missing ||
 		die "apt-get install failed: $(reason) (see $log)"
 }
 
@@ -60,12 +77,15 @@ find_python() {
 	die "no python3 of at least 3.11 with venv; run: apt-get install python3 python3-venv"
 }
 
+# What is there is kept: other commands may be running from it.
 install_python() {
+	cmp -s lab/requirements.txt build/venv/requirements.txt && return
 	echo "lab: Python packages of lab/requirements.txt into build/venv"
 	rm -rf build/venv
-	"$python" -m venv build/venv >>"$log" 2>&1 || die "python3 -m venv failed (see $log)"
-	build/venv/bin/pip install -q -r lab/requirements.txt >>"$log" 2>&1 ||
+	run "$python" -m venv build/venv || die "python3 -m venv failed (see $log)"
+	run build/venv/bin/pip install -q -r lab/requirements.txt ||
 		die "pip install failed: $(reason) (is the network up? see $log)"
+	cp lab/requirements.txt build/venv/
 }
 
 # shellcheck disable=SC1091
@@ -73,10 +93,18 @@ os=$(. /etc/os-release 2>/dev/null && echo "${ID:-unknown} ${VERSION_ID:-}")
 [ "$os" = 'debian 12' ] ||
 	die "this is '$os', the lab needs Debian 12; run it in a Debian 12 container or machine"
 mkdir -p build || die "cannot write to $(pwd)/build; make it writable"
-rm -f "$stamp"
-free=$(df -Pk build | awk 'NR == 2 { print int($4 / 1048576) }')
+exec 9>build/.setup.lock
+flock -n 9 || {
+	echo "lab: waiting for another setup"
+	flock 9
+}
+# Another one, that is: make has looked before.
+[ -e "$stamp" ] && [ "$stamp" -nt lab/setup.sh ] && [ "$stamp" -nt lab/requirements.txt ] && exit
+used=$(du -sk build | cut -f1)
+free=$(df -Pk build | awk -v used="$used" 'NR == 2 { print int(($4 + used) / 1048576) }')
 [ "$free" -ge 12 ] ||
-	die "$free GB free in $(pwd)/build, 12 GB are needed; free some or clone elsewhere"
+	die "$free GB for $(pwd)/build, 12 GB are needed; free some or clone elsewhere"
+rm -f "$stamp"
 : >"$log"
 install_packages
 find_python

@@ -18,6 +18,8 @@ console = Console(stderr=True, highlight=False)
 
 Arg = str | Path
 
+_STATUS = threading.Lock()
+
 TELL_SECONDS = 30
 """How often those hear that something goes on who have no terminal."""
 
@@ -25,9 +27,13 @@ TELL_SECONDS = 30
 @contextmanager
 def working(text: str, how_far: Callable[[], str] = str) -> Iterator[None]:
     """Show what is done for as long as it takes, and `how_far` it is."""
-    if console.is_terminal:
-        with console.status(text):
-            yield
+    # A terminal has one such line; who comes second tells it in lines of its own.
+    if console.is_terminal and _STATUS.acquire(blocking=False):
+        try:
+            with console.status(text):
+                yield
+        finally:
+            _STATUS.release()
         return
     done = threading.Event()
     began = time.monotonic()

@@ -1,13 +1,16 @@
 """The patches that break promises fit the sources, and what is to notice them is told apart."""
 
+import subprocess
 import tempfile
 import unittest
+from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 from lab.check import broken
 from lab.check.outcome import State
 from lab.error import LabError
-from lab.machine.result import Result, Run
+from lab.machine.result import Command, Result, Run
 from lab.paths import LINUX, ROOT
 from lab.source import tree
 
@@ -24,8 +27,9 @@ class Patches(unittest.TestCase):
         for entry in broken.load():
             with self.subTest(entry.promise):
                 broken.apply(entry, LINUX, "--dry-run")
-                program = entry.command.name.split()[0]
-                self.assertTrue((source / f"{program}.c").exists(), program)
+                for command in entry.commands:
+                    program = command.name.split()[0]
+                    self.assertTrue((source / f"{program}.c").exists(), program)
 
     def test_what_does_not_fit_or_is_not_said_is_refused(self) -> None:
         """Each is an error that names the file."""
@@ -44,6 +48,47 @@ class Patches(unittest.TestCase):
             path.write_text("".join(f"{k}: {v}\n" for k, v in whole.items()) + diff)
             with self.assertRaisesRegex(LabError, "some.patch does not apply"):
                 broken.apply(broken.parse(path), LINUX, "--dry-run")
+
+
+class Control(unittest.TestCase):
+    """With nothing broken, all must pass."""
+
+    def _wrong(self, *statuses: int | None, died: str = "", splats: Sequence[str] = ()) -> int:
+        """Return how many failures two commands are that end so."""
+        results = [Result(number, "t", status) for number, status in enumerate(statuses)]
+        commands = [Command("true", name) for name in "ab"]
+        done = Run(Path("nowhere"), results, list(splats), died)
+        return sum(bool(wrong) for _, wrong in broken.passes(commands, done))
+
+    def test_what_is_none(self) -> None:
+        """A failure, a skip, a kill, a death in, after and between tests, a complaint."""
+        self.assertEqual(self._wrong(0, 0), 0)
+        for status in (254, 4, 137):
+            self.assertEqual(self._wrong(0, status), 1)
+        self.assertEqual(self._wrong(0, None, died="it died"), 2)
+        self.assertEqual(self._wrong(0, died="it died"), 2)
+        self.assertEqual(self._wrong(0, 0, died="it died"), 1)
+        self.assertEqual(self._wrong(0, 0, splats=["WARNING: "]), 1)
+
+    def test_what_does_not_even_run_has_noticed_nothing(self) -> None:
+        """Others are tried after it."""
+        entry = broken.load()[0]
+        with (
+            mock.patch.object(broken, "_build"),
+            mock.patch.object(broken, "_run", side_effect=LabError("no boot")),
+        ):
+            self.assertEqual(
+                broken._try(entry, Path("a")), (State.FAILED, "not by the assertion: no boot")
+            )
+
+    def test_a_delay_that_is_not_there_is_no_pass(self) -> None:
+        """The test would prove nothing."""
+        entry = broken.Broken(Path("a"), "p", test="api", late="f")
+        with tempfile.TemporaryDirectory() as guest:
+            Path(guest, "modules.sh").write_text("put() { return 1; }\n")
+            script = entry.commands[0].line.partition("\n")[2]
+            done = subprocess.run(["sh", "-c", script], env={"LAB_GUEST": guest})
+        self.assertEqual(done.returncode, 1)
 
 
 class Judge(unittest.TestCase):

@@ -1,11 +1,14 @@
 """What `make test-debug` holds against the series, and what not."""
 
 import os
+import subprocess
 import unittest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lab.check import debug
+from lab.check.machines import Report
+from lab.check.outcome import Outcome, State
 
 KVM = {"kvm_faultin_pfn", "kvm_mmu_invalidate_end", "fill_holes", "tdp_mmu_zap_spte"}
 
@@ -28,6 +31,70 @@ class Configuration(unittest.TestCase):
             self.assertFalse(debug._is_older(config, fragments))
             os.utime(config, (100, 100))
             self.assertTrue(debug._is_older(config, fragments))
+
+
+class Leaks(unittest.TestCase):
+    """A detector that does not detect is no proof."""
+
+    def _status(self, path: object, cat: str = "true") -> int:
+        """Return the status with such a detector, of which `cat` is what reading it does."""
+        shell, option, script, *rest = debug.leaks_command(str(path), 0)
+        told = f"cat() {{ {cat}; }}\n{script}"
+        done = subprocess.run([shell, option, told, *rest], capture_output=True, timeout=60)
+        return done.returncode
+
+    def test_turned_off_or_not_there(self) -> None:
+        """As kmemleak then, /dev/full refuses to be written to."""
+        self.assertEqual(self._status("/dev/full"), 1)
+        self.assertEqual(self._status("/nowhere/kmemleak"), 1)
+
+    def test_turned_off_meanwhile(self) -> None:
+        with TemporaryDirectory() as scratch:
+            path = Path(scratch, "kmemleak")
+            path.touch()
+            self.assertEqual(self._status(path, 'ln -sf /dev/full "$1"'), 1)
+
+    def test_what_it_tells(self) -> None:
+        with TemporaryDirectory() as scratch:
+            path = Path(scratch, "kmemleak")
+            path.touch()
+            for text, status in (("", 0), ("do_sys_open", 0), ("kvm_vm_ioctl", 1)):
+                self.assertEqual(self._status(path, f"echo '{text}'"), status)
+            self.assertEqual(self._status(path, "return 1"), 1)
+
+
+class Expected(unittest.TestCase):
+    """What tests of the series may be skipped."""
+
+    def _state(self, kind: str, test: str, reason: str) -> State:
+        done = Report({test: Outcome(test, State.SKIPPED, reason=reason)})
+        return debug.expected(done, kind).outcomes[test].state
+
+    def test_allocations_that_fail_are_nowhere_else(self) -> None:
+        reason = "No /proc/thread-self/fail-nth: wants CONFIG_FAULT_INJECTION"
+        name = "global_tdp_fail_test"
+        self.assertIs(self._state("lockdep", name, reason), State.FAILED)
+        self.assertIs(self._state("kcsan", name, reason), State.SKIPPED)
+
+    def test_a_kernel_without_the_feature(self) -> None:
+        """Tests of KVM's own may be skipped there."""
+        for name, state in (
+            ("global_tdp_api_test", State.FAILED),
+            ("global_tdp_giant_test", State.FAILED),
+            ("smm_test", State.SKIPPED),
+        ):
+            self.assertIs(self._state("lockdep", name, "Requirement not met: kvm_check"), state)
+
+    def test_parts(self) -> None:
+        """As the series' tests on other machines."""
+        test, part = "global_tdp_thread_test", "helper does not run"
+        for name, kind, state in (
+            (test, "lockdep", State.FAILED),
+            (test, "lockdep, ept", State.PASSED),
+            ("smm_test", "lockdep", State.PASSED),
+        ):
+            done = Report({name: Outcome(name, State.PASSED, parts=(part,))})
+            self.assertIs(debug.expected(done, kind).outcomes[name].state, state)
 
 
 class Races(unittest.TestCase):

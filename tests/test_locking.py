@@ -1,10 +1,20 @@
 """The locking benchmark's output, and its figures against their targets."""
 
+import io
 import json
 import unittest
+from argparse import Namespace
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
 
+from lab.check.outcome import State
+from lab.error import LabError
 from lab.measure import locking
 from lab.measure.locking import Figure
+from lab.paths import ROOT
 
 
 def line(kind: str, data: object) -> str:
@@ -30,26 +40,140 @@ class Trace(unittest.TestCase):
         self.assertEqual(list(locking.parse_trace("\n".join(text))), [({}, {}), ({}, {})])
 
 
+class Read(unittest.TestCase):
+    """Of what programs and tracer have left behind."""
+
+    def read(self, *runs: str) -> list[Figure]:
+        """Return the figures of a run on either modules, of which the tracer saw these."""
+        got = {"path": "nx", "mib": 16, "storm_ns": 5, "faults": 1}
+        with (
+            TemporaryDirectory() as scratch,
+            mock.patch.object(locking, "DIRECTORY", Path(scratch)),
+        ):
+            for whose in ("stock", "ours"):
+                Path(scratch, f"alone.{whose}.txt").write_text(json.dumps(got) + "\n")
+            text = [line("printf", "run\n") + "\n" + held for held in runs]
+            Path(scratch, "alone.trace").write_text("\n".join(text))
+            return list(locking.read("alone"))
+
+    def test_whose_holds_are_whose(self) -> None:
+        stock, ours = (line("map", {"@longest": {"nx:16": held}}) for held in (700, 5))
+        self.assertEqual([figure.hold for figure in self.read(stock, ours)], [700, 5])
+
+    def test_a_run_that_the_tracer_lost(self) -> None:
+        """Then all that follow would be taken for others."""
+        with self.assertRaisesRegex(LabError, "1 of 2"):
+            self.read(line("map", {"@longest": {"nx:16": 700}}))
+
+
+class Conclude(unittest.TestCase):
+    """What one run of the benchmark comes to."""
+
+    ARGS = Namespace(modes=["alone"], paths=["nx"], sizes=[16, 1024])
+
+    def figures(self, mode: str = "alone", hold: int = 100) -> list[Figure]:
+        return [
+            Figure(mode, whose, "nx", mib, 100, worst=7, hold=hold if mib > 16 else 100)
+            for whose in ("stock", "ours")
+            for mib in (16, 1024)
+        ]
+
+    def test_what_an_earlier_run_left_is_not_judged(self) -> None:
+        """It is shown."""
+        kept = self.figures("turns")
+        found = list(locking.conclude([*self.figures(), *kept], self.ARGS))
+        self.assertEqual({verdict.met for verdict in found}, {True})
+        self.assertFalse(any("turns" in verdict.text for verdict in found))
+        self.assertFalse(any("populate" in verdict.text for verdict in found))
+
+    def test_a_figure_that_is_missing(self) -> None:
+        with self.assertRaises(LabError):
+            list(locking.conclude(self.figures()[:-1], self.ARGS))
+
+    def test_status_and_last_line(self) -> None:
+        """Of the command."""
+        for hold, status, words in (
+            (100, 0, "2 passed, 0 failed, 0 skipped"),
+            (200, 1, "1 passed, 1 failed, 0 skipped"),
+        ):
+            made = self.figures(hold=hold)
+            with (
+                TemporaryDirectory(dir=ROOT / "build") as scratch,
+                mock.patch.object(locking, "DIRECTORY", Path(scratch)),
+                mock.patch.object(locking, "read", return_value=made),
+                mock.patch.object(locking, "PROGRAM", Path(scratch)),
+                mock.patch.object(locking, "_plot"),
+                mock.patch.object(locking, "_script"),
+                mock.patch("lab.machine.npt.command") as command,
+                redirect_stdout(io.StringIO()) as out,
+            ):
+                command.return_value.status = 0
+                args = Namespace(
+                    **vars(self.ARGS), no_build=True, keep=False, timeout=1, rounds=1
+                )
+                self.assertEqual(locking.run(args), status)
+            self.assertEqual(out.getvalue().splitlines()[-1], words)
+
+
 class Judge(unittest.TestCase):
     """Of targets."""
 
-    def lines(self, *figures: Figure) -> str:
+    def met(self, *figures: Figure) -> list[bool | None]:
         known = {(f.mode, f.modules, f.path, f.mib): f for f in figures}
-        return "\n".join(locking.judge(known))
+        return [verdict.met for verdict in locking.judge(known)]
+
+    def holds(self, first: int, last: int, stock: int = 900) -> bool | None:
+        """Return the verdict on the longest holds at both ends."""
+        met, _ = self.met(
+            Figure("alone", "ours", "nx", 16, 1, hold=first),
+            Figure("alone", "ours", "nx", 1024, 1, hold=last),
+            Figure("alone", "stock", "nx", 1024, 1, hold=stock),
+        )
+        return met
 
     def test_longest_hold(self) -> None:
-        for hold, met in ((120, True), (121, False)):
-            text = self.lines(
-                Figure("alone", "ours", "nx", 16, 1, hold=100),
-                Figure("alone", "ours", "nx", 1024, 1, hold=hold),
-            )
-            self.assertEqual("not met" not in text, met)
+        self.assertIs(self.holds(100, 109), True)
+        self.assertIs(self.holds(100, 111), False)
 
-    def test_worst_fault_and_storm(self) -> None:
-        text = self.lines(
-            Figure("turns", "stock", "nx", 1024, 100, worst=5000),
-            Figure("turns", "ours", "nx", 1024, 100, worst=101),
-            Figure("alone", "stock", "nx", 1024, 100),
-            Figure("alone", "ours", "nx", 1024, 111),
-        )
-        self.assertEqual(text.count("not met"), 2)
+    def test_no_hold_where_there_are_some_later(self) -> None:
+        """One that was lost is not met."""
+        self.assertIs(self.holds(0, 900), False)
+
+    def test_no_hold_at_all(self) -> None:
+        """It says something if the tracer has seen those of stock modules."""
+        self.assertIs(self.holds(0, 0), True)
+        self.assertIs(self.holds(0, 0, stock=0), None)
+
+    def test_storm(self) -> None:
+        for storm, met in ((102, True), (104, False)):
+            stock = Figure("alone", "stock", "nx", 1024, 100)
+            self.assertEqual(
+                self.met(stock, replace(stock, modules="ours", storm=storm)), [met]
+            )
+
+    def test_worst_fault(self) -> None:
+        for path, worst, met in (
+            ("notifier", 100, True),
+            ("notifier", 101, False),
+            ("notifier", 0, False),
+            ("nx", 3333, True),
+            ("nx", 3334, False),
+        ):
+            stock = Figure("turns", "stock", path, 1024, 100, worst=5000)
+            ours = replace(stock, modules="ours", worst=worst)
+            self.assertEqual(self.met(stock, ours), [met], (path, worst))
+
+    def test_threads(self) -> None:
+        runs = [
+            {"populate": who, "threads": n, "ns": ns, "mib": 1}
+            for who, n, ns in (("vmm", 1, 160), ("vmm", 2, 100), ("kernel", 1, 159))
+        ]
+        two = {**runs[-1], "threads": 2, "ns": 100}
+        found = [verdict.met for verdict in locking.judge_threads([*runs, two])]
+        self.assertEqual(found, [True, False])
+        found = [verdict.met for verdict in locking.judge_threads(runs)]
+        self.assertEqual(found, [True, False])
+
+    def test_states(self) -> None:
+        states = [locking.Verdict("", met).state for met in (True, False, None)]
+        self.assertEqual(states, list(State))

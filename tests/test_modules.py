@@ -14,13 +14,13 @@ from lab.source import tree
 TRY = """
 import fcntl
 from lab.paths import BUILD
-with (BUILD / ".modules.lock").open("w") as lock:
+with (BUILD / ".unit-test.lock").open("w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 """
 HOLD_AND_DIE = """
 import os
 from lab.make import modules
-with modules.locked("modules"):
+with modules.locked("unit-test"):
     os.kill(os.getpid(), 9)
 """
 
@@ -36,7 +36,7 @@ class Lock(unittest.TestCase):
     """One build at a time, of any number of processes."""
 
     def test_another_process_is_kept_out_and_let_in(self) -> None:
-        with modules.locked("modules"):
+        with modules.locked("unit-test"):
             kept_out = python(TRY)
         self.assertIn("BlockingIOError", kept_out.stderr)
         let_in = python(TRY)
@@ -44,7 +44,7 @@ class Lock(unittest.TestCase):
 
     def test_a_build_that_was_killed_leaves_no_lock(self) -> None:
         self.assertEqual(python(HOLD_AND_DIE).returncode, -9)
-        with (BUILD / ".modules.lock").open("w") as lock:
+        with (BUILD / ".unit-test.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -96,7 +96,7 @@ class Runner(unittest.TestCase):
         (self.scratch / "modules.sh").write_text(f"load() {{ {how}; }}\n")
 
     def heard(self, shell: list[str], *commands: Command) -> Stream:
-        settings = {"beats": "", "prepare": "", "swap": ""}
+        settings = {"beats": "", "cpus": "", "prepare": "", "swap": ""}
         runs.write_job(self.run_directory, commands, "", settings)
         stream, told = Stream(), self.scratch / "told"
         with told.open("wb") as sink:  # a pipe would wait for what is left behind

@@ -52,6 +52,28 @@ class Find(unittest.TestCase):
             self.assertEqual(splat.find(f"{BEGIN}{line}\n"), [], line)
 
 
+class Breakpoints(unittest.TestCase):
+    """That the emulator runs though they are gone."""
+
+    OOPS = "[  9.1] Oops: int3: 0000 [#1] PREEMPT SMP\n[  9.1] RIP: 0010:f+0x1/0x2\n{}"
+
+    def test_the_byte_before_rip_tells(self) -> None:
+        for code, gone in (
+            ("[  9.1] Code: 41 c6 eb <3c> 4d\n", True),
+            ("[  9.1] Code: 41 c6 cc <3c> 4d\n", False),
+            ("[  9.1] Code: Unable to access opcode bytes\nCode: 41 c6 eb <3c>\n", False),
+            ("", False),
+        ):
+            told = splat.is_of_a_breakpoint_gone(self.OOPS.format(code))
+            self.assertEqual(told, gone, code)
+        self.assertFalse(splat.is_of_a_breakpoint_gone("BUG: x\nCode: 41 c6 eb <3c> 4d\n"))
+
+    def test_how_many_were_gone_after(self) -> None:
+        log = f"{BEGIN}\nlab: breakpoints gone: 1, at f\nlab: breakpoints gone: 12, at g\n"
+        self.assertEqual((splat.breakpoints(log), splat.breakpoints(BEGIN)), (12, 0))
+        self.assertEqual(splat.find(log), [])
+
+
 class Stalls(unittest.TestCase):
     """Of RCU: a slow machine is enough for one, so they are only told."""
 

@@ -52,6 +52,13 @@ class Judgement(unittest.TestCase):
         self.assertIsNone(stamps.mismatch(ready(0)))
 
 
+class Toggled(unittest.TestCase):
+    def test_a_number_is_told(self) -> None:
+        self.assertTrue(stamps.toggled("stamps: x\ntoggle: 1000\r\n"))
+        for text in ("", "toggle: no graphics adapter\n", "toggle: failed\n"):
+            self.assertFalse(stamps.toggled(text))
+
+
 class Progress(unittest.TestCase):
     def test_in_order(self) -> None:
         self.assertIn("booting", stamps.progress("Linux", 2))

@@ -1,21 +1,25 @@
 """The suite must not call a failure a success: unit tests of its judgement."""
 
+import argparse
 import io
+import threading
 import unittest
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from lab.check import compare, machines, report, suite
+from lab.check import compare, machines, report, suite, tests
 from lab.check.machines import Report
 from lab.check.outcome import Outcome, State, judge, must_run
 from lab.check.report import Part
 from lab.check.tests import Test
+from lab.error import LabError
 from lab.machine import npt
 from lab.machine.result import KILLED, Command, Result, Run
+from lab.paths import LINUX
 
 PASSED, FAILED, SKIPPED = State
 TEST = Test("some_test", ("some_test",))
@@ -26,14 +30,30 @@ def outcome(state: State) -> Outcome:
     return Outcome(TEST.name, state)
 
 
-def ended(status: int | None, output: str = "") -> Result:
+def ended(status: int | None, output: str = "", seconds: float = 1) -> Result:
     """Return a result of a command."""
-    return Result(0, "t", status, 1, bytearray(output.encode()))
+    return Result(0, "t", status, seconds, bytearray(output.encode()))
 
 
 def reports(*states: State) -> list[Report]:
     """Return reports of TEST alone."""
     return [Report({TEST.name: outcome(state)}) for state in states]
+
+
+def asserting(place: str) -> Outcome:
+    """Return what comes of TEST if an assertion there fails."""
+    text = f"==== Test Assertion Failure ====\n  {place}: a == b\n  pid=7 tid=7\n"
+    return judge(TEST.name, ended(254, text))
+
+
+GOOD, BAD, ELSEWHERE = outcome(PASSED), asserting("a_test.c:7"), asserting("a_test.c:9")
+PART, OTHER_PART = (judge(TEST.name, ended(1, f"ok 1 a\nnot ok 2 {n}\n")) for n in "bc")
+SIGNAL, LATE = (judge(TEST.name, ended(status)) for status in (128 + 11, KILLED))
+STUCK = judge(TEST.name, ended(None), f"{npt.STILL}; see a")
+DEAD = judge(TEST.name, ended(None), "the guest died in the run; its console is a")
+LEFT = judge(TEST.name, ended(4, "no such CPU\n"))
+HALF = judge(TEST.name, ended(0, "ok 1 a\nok 2 # SKIP b\n"))
+UNRUN = Outcome(TEST.name, State.FAILED, reason=f"not run: {npt.LATE} 9 s")
 
 
 class Judge(unittest.TestCase):
@@ -71,6 +91,146 @@ class Judge(unittest.TestCase):
         self.assertIn("hugetlb", judge("t", ended(0, text)).reason)
 
 
+class Expected(unittest.TestCase):
+    """Of the series' tests, what may skip on which machine."""
+
+    def found(self, name: str, machine: str, status: int, output: str) -> State:
+        return tests.expect(judge(name, ended(status, output)), machine).state
+
+    def test_a_whole_test(self) -> None:
+        no_faults = (
+            "1..0 # SKIP - No /proc/thread-self/fail-nth: wants CONFIG_FAULT_INJECTION\n"
+        )
+        no_feature = "1..0 # SKIP - Requirement not met: kvm_check_cap(KVM_CAP_GLOBAL_TDP)\n"
+        for name, machine, output, state in (
+            ("global_tdp_fail_test", "npt", no_faults, SKIPPED),
+            ("global_tdp_fail_test", "npt, checked", no_faults, SKIPPED),
+            ("global_tdp_fail_test", "ept", no_faults, SKIPPED),
+            ("global_tdp_fail_test", "npt", no_feature, FAILED),
+            ("global_tdp_api_test", "npt", no_feature, FAILED),
+            ("global_tdp_reach_test", "4level", no_feature, FAILED),
+            ("PML is on", "ept", no_feature, FAILED),
+        ):
+            self.assertIs(self.found(name, machine, 4, output), state, (name, machine))
+            self.assertIs(self.found(name, machine, 0, "ok 1 a\n"), PASSED)
+            self.assertIs(self.found(name, machine, 254, output), FAILED)
+
+    def test_a_part(self) -> None:
+        private, helper = "ok 1 # SKIP private memory\n", "ok 7 # SKIP killed, helper at work\n"
+        for name, machine, output, state in (
+            ("global_tdp_api_test", "npt", private, PASSED),
+            ("global_tdp_api_test", "npt, checked", private, FAILED),
+            ("global_tdp_api_test, parameter=1", "ept", private, PASSED),
+            ("global_tdp_uffd_test", "npt", private, FAILED),
+            ("global_tdp_death_test", "ept", helper, PASSED),
+            ("global_tdp_death_test", "npt", helper, FAILED),
+            ("global_tdp_death_test", "ept", helper + "ok 8 # SKIP killed\n", FAILED),
+        ):
+            self.assertIs(self.found(name, machine, 0, output), state, (name, machine))
+
+    def test_the_kernel_may_speak_meanwhile(self) -> None:
+        """On Bochs, whose one serial line is the test's and the log's."""
+        output = "ok 11 # SKIP helper does not run, VMM is stop[   77.701638] lab: end\nped\n"
+        self.assertIs(self.found("global_tdp_thread_test", "ept", 0, output), PASSED)
+        output = "ok 11 # SKIP helper d[    7.701638] lab: end\nances\n"
+        self.assertIs(self.found("global_tdp_thread_test", "ept", 0, output), FAILED)
+
+    def test_each_is_of_a_test_and_of_what_some_machine_lacks(self) -> None:
+        source = LINUX / "tools/testing/selftests/kvm/x86_64"
+        for skip in tests.SKIPS:
+            text = (source / f"{skip.program}.c").read_text()
+            self.assertIn(skip.said.removeprefix("No /proc/thread-self/"), text)
+            self.assertTrue(any(skip.lack in lacking for lacking in tests.LACKS.values()))
+
+    def test_parts_of_the_suite_ask(self) -> None:
+        """Whatever machine they boot."""
+        skipped = judge("global_tdp_api_test", ended(4, "1..0 # SKIP - no KVM\n"))
+        done = Report({skipped.name: skipped})
+        steps = (
+            suite._npt("global_tdp=0", [skipped.name]),
+            suite._ept(suite.ON, [skipped.name]),
+        )
+        chosen = mock.patch.object(tests, "ours", return_value=[Test(skipped.name, ())])
+        with (
+            chosen,
+            mock.patch.object(tests, "on_machine", return_value=[Test(skipped.name, ())]),
+            mock.patch.object(tests, "tools"),
+            mock.patch.object(machines, "on_npt", return_value=done),
+            mock.patch.object(machines, "on_ept", return_value=done),
+        ):
+            kind, tools = suite._kind("4level", [skipped.name]), suite._tools("global_tdp=1")
+            for step in (*steps, kind, tools):
+                part = Part("part")
+                step(part)
+                self.assertEqual([each.state for each in part.outcomes], [FAILED])
+
+
+class Order(unittest.TestCase):
+    """Of builds and machines."""
+
+    def setUp(self) -> None:
+        self.done: list[str] = []
+        for module in (suite.selftests, suite.restore):
+            self.enterContext(mock.patch.object(module, "build"))
+        self.enterContext(mock.patch.object(suite.tree, "ensure"))
+        self.enterContext(mock.patch.object(suite.tests, "ours"))
+        self.enterContext(redirect_stdout(io.StringIO()))
+        self.enterContext(redirect_stderr(io.StringIO()))
+        self.addCleanup(suite.runs.STOPPING.clear)
+
+    def step(self, title: str, wait: threading.Event | None = None, **more: int) -> suite.Step:
+        def do(part: Part) -> None:
+            if wait:
+                wait.wait(60)
+            self.done.append(title)
+            part.outcomes.append(outcome(PASSED))
+
+        return suite.Step(title, do, **more)
+
+    def test_long_ones_go_on_while_those_with_assertions_are_built(self) -> None:
+        built = threading.Event()
+        steps = [self.step("checked", checked=True), self.step("long", built, minutes=7)]
+
+        def build(*, checked: bool = False) -> None:
+            self.done.append(f"build, {checked}")
+            if checked:
+                built.set()
+
+        with mock.patch.object(suite.modules, "build", build):
+            self.assertEqual(suite._run(steps, build=True), 0)
+        self.assertEqual(self.done[:2], ["build, False", "build, True"])
+        self.assertEqual(set(self.done[2:]), {"checked", "long"})
+
+    def test_lint_looks_at_what_was_built(self) -> None:
+        def build(*, checked: bool = False) -> None:
+            self.done.append("build")
+
+        def lint(part: Part) -> None:
+            self.done.append("lint")
+            part.outcomes.append(outcome(PASSED))
+
+        parser = argparse.ArgumentParser()
+        suite.configure(parser)
+        with (
+            mock.patch.object(suite.modules, "build", build),
+            mock.patch.object(suite, "_lint", lint),
+        ):
+            self.assertEqual(suite.run(parser.parse_args(["--only", "lint"])), 0)
+        self.assertEqual(self.done, ["build", "lint"])
+
+    def test_what_does_not_build_is_a_failure(self) -> None:
+        stopping = suite.runs.STOPPING
+        steps = [self.step("short", checked=True), self.step("long", stopping, minutes=7)]
+        wrong = LabError("no compiler")
+        with mock.patch.object(suite.modules, "build", side_effect=wrong):
+            self.assertEqual(suite._run(steps, build=True), 1)
+        self.assertEqual(self.done, [])
+        stopping.clear()
+        with mock.patch.object(suite.modules, "build", side_effect=(None, wrong)):
+            self.assertEqual(suite._run(steps, build=True), 1)
+        self.assertEqual(self.done, ["long"])
+
+
 class Died(unittest.TestCase):
     """A machine, midway: what came of the tests before is known, the others go on."""
 
@@ -91,10 +251,10 @@ class Died(unittest.TestCase):
         return mock.patch.object(npt, "run", side_effect=run)
 
     def report(self, *statuses: int | None) -> tuple[list[State], list[str], int]:
-        tests = [Test(name, ("true",)) for name in "abc"]
+        chosen = [Test(name, ("true",)) for name in "abc"]
         with self.run_until(*statuses) as run:
-            found = machines.on_npt("label", tests).outcomes
-        inorder = [found[test.name] for test in tests]
+            found = machines.on_npt("label", chosen).outcomes
+        inorder = [found[test.name] for test in chosen]
         return (
             [each.state for each in inorder],
             [each.reason for each in inorder],
@@ -106,6 +266,22 @@ class Died(unittest.TestCase):
         self.assertEqual((states, boots), ([PASSED, FAILED, PASSED], 2))
         self.assertEqual(reasons[1], "it died")
 
+    def test_between_tests(self) -> None:
+        """A death that no test was running in is a failure nevertheless."""
+
+        def run(commands: Sequence[Command], **_: object) -> Run:
+            done = Run(Path(), [Result(n, each.name, 0) for n, each in enumerate(commands)])
+            if len(commands) == 3:
+                done.results.pop()
+                done.died = "the guest died in the run; its console is x"
+            return done
+
+        chosen = [Test(name, ("true",)) for name in "abc"]
+        with mock.patch.object(npt, "run", side_effect=run):
+            found = machines.on_npt("label", chosen)
+        self.assertEqual({each.state for each in found.outcomes.values()}, {PASSED})
+        self.assertEqual([each.name for each in found.splats], ["machine after b"])
+
     def test_thrice(self) -> None:
         states, reasons, boots = self.report(None, None, None)
         self.assertEqual((states, boots), ([FAILED, FAILED, FAILED], 3))
@@ -115,54 +291,126 @@ class Died(unittest.TestCase):
 class Compare(unittest.TestCase):
     """With stock modules."""
 
-    def verdict(self, stock: State, ours: State, test: Test = TEST) -> State | None:
-        clear, unclear = compare.compare([test], *reports(stock, ours))
+    def verdict(self, stock: Outcome, ours: Outcome, test: Test = TEST) -> State | None:
+        """Return the verdict after one run on both; None: they are to be repeated."""
+        reports = (Report({TEST.name: found}) for found in (stock, ours))
+        clear, unclear = compare.compare([test], *reports)
         self.assertEqual(len(clear) + len(unclear), 1)
         return clear[0].state if clear else None
 
     def test_clear(self) -> None:
-        self.assertIs(self.verdict(PASSED, PASSED), PASSED)
-        self.assertIs(self.verdict(FAILED, PASSED), PASSED)
-        self.assertIs(self.verdict(SKIPPED, SKIPPED), SKIPPED)
+        for stock, ours in ((GOOD, GOOD), (BAD, GOOD), (LEFT, GOOD), (HALF, GOOD)):
+            self.assertIs(self.verdict(stock, ours), PASSED)
+        self.assertIs(self.verdict(HALF, HALF), PASSED)
+        self.assertIs(self.verdict(LEFT, LEFT), SKIPPED)
 
     def test_to_be_repeated(self) -> None:
-        for states in (
-            (PASSED, FAILED),
-            (PASSED, SKIPPED),
-            (SKIPPED, FAILED),
-            (FAILED, FAILED),
+        other = replace(LEFT, reason="no other such CPU")
+        for stock, ours in (
+            *((GOOD, BAD), (GOOD, LEFT), (GOOD, HALF)),
+            *((LEFT, BAD), (LEFT, other), (BAD, BAD)),
         ):
-            self.assertIsNone(self.verdict(*states))
+            self.assertIsNone(self.verdict(stock, ours))
 
-    def test_known_to_fail(self) -> None:
+    def test_known_to_fail_is_so_only_in_the_same_way(self) -> None:
         known = Test(TEST.name, (), known_to_fail="the CPU")
-        self.assertIs(self.verdict(FAILED, FAILED, known), SKIPPED)
-        self.assertIsNone(self.verdict(PASSED, FAILED, known))
+        self.assertIs(self.verdict(BAD, BAD, known), SKIPPED)
+        self.assertIsNone(self.verdict(GOOD, BAD, known))
+        for other in (ELSEWHERE, SIGNAL, LATE, STUCK, LEFT, PART):
+            self.assertIsNone(self.verdict(BAD, other, known), other)
 
     def test_left_out_is_skipped(self) -> None:
-        self.assertIs(self.verdict(PASSED, PASSED, Test("t", (), left_out="slow")), SKIPPED)
+        self.assertIs(self.verdict(GOOD, GOOD, Test("t", (), left_out="slow")), SKIPPED)
+
+    def test_ways(self) -> None:
+        """Are told apart, but not by what is another in each run."""
+        all_of_them = (BAD, ELSEWHERE, PART, OTHER_PART, SIGNAL, LATE, STUCK, DEAD, LEFT, HALF)
+        self.assertEqual(len({found.way for found in all_of_them}), len(all_of_them))
+        self.assertEqual(GOOD.way, "")
+        text = BAD.output + "  Unhandled exception '0x{}' at guest RIP '0x4022fa'\n"
+        ways = {judge(TEST.name, ended(254, text.format(number))).way for number in (3, 14)}
+        self.assertEqual(len(ways | {BAD.way}), 3)
+        again = judge(TEST.name, ended(KILLED, seconds=130))
+        self.assertEqual(again.way, LATE.way)
+        again = judge(TEST.name, ended(None), "the guest died in the run; its console is b")
+        self.assertEqual(again.way, DEAD.way)
 
     def test_repeated(self) -> None:
+        """Five times on both: only what stock shows, too, and about as often, is excused."""
+        always, never, once = [BAD] * 5, [GOOD] * 5, [BAD, *[GOOD] * 4]
         for ours, stock, state in (
-            ((FAILED, FAILED, FAILED), (PASSED, PASSED, PASSED), FAILED),
-            ((FAILED, FAILED, FAILED), (PASSED, PASSED, FAILED), FAILED),
-            ((FAILED, FAILED, FAILED), (PASSED, FAILED, FAILED), SKIPPED),
-            ((FAILED, FAILED, PASSED), (PASSED, PASSED, PASSED), FAILED),
-            ((FAILED, FAILED, PASSED), (PASSED, FAILED, PASSED), PASSED),
-            ((FAILED, PASSED, PASSED), (PASSED, PASSED, PASSED), PASSED),
-            ((FAILED, FAILED, FAILED), (FAILED, FAILED, FAILED), SKIPPED),
-            ((FAILED, FAILED, FAILED), (SKIPPED, SKIPPED, SKIPPED), FAILED),
-            ((SKIPPED, SKIPPED, SKIPPED), (PASSED, PASSED, PASSED), FAILED),
+            (once, never, FAILED),
+            (always, never, FAILED),
+            (always, once, FAILED),
+            (always, [BAD, BAD, GOOD, GOOD, GOOD], FAILED),
+            (always, [BAD, BAD, BAD, GOOD, GOOD], SKIPPED),
+            (once, once, SKIPPED),
+            (once, always, SKIPPED),
+            (once, [ELSEWHERE] * 5, FAILED),
+            ([SIGNAL, *[BAD] * 4], always, FAILED),
+            ([BAD, BAD, BAD, BAD, STUCK], always, FAILED),
+            ([BAD, BAD, BAD, BAD, LATE], always, FAILED),
+            ([STUCK, *[GOOD] * 4], [GOOD, STUCK, *[GOOD] * 3], SKIPPED),
+            (always, [LEFT] * 5, FAILED),
+            ([LEFT] * 5, never, FAILED),
+            ([HALF] * 5, never, FAILED),
+            ([UNRUN] * 5, [UNRUN] * 5, FAILED),
         ):
-            runs = (list(map(outcome, states)) for states in (ours, stock))
-            verdict = compare.settle(*runs)
+            verdict = compare.settle(ours, stock)
             self.assertIs(verdict.state, state, (ours, stock))
-            self.assertIn(" of 3", verdict.reason)
+            self.assertIn(" of 5", verdict.reason)
 
-    def test_a_machine_that_stood_still_is_not_flaky(self) -> None:
-        stuck = replace(outcome(FAILED), reason=f"{npt.STILL}; see there")
-        ours, stock = [stuck, outcome(PASSED), outcome(PASSED)], [outcome(PASSED)] * 3
-        self.assertIs(compare.settle(ours, stock).state, FAILED)
+    def judged(self, stocks: Sequence[Report], ours: Sequence[Report]) -> list[Outcome]:
+        """Return the verdicts on TEST, by a report for each run that may be asked for."""
+        runners = ((lambda _, n, all_of=all_of: all_of[n]) for all_of in (stocks, ours))
+        return compare.judge([TEST], ours[0], *runners)
+
+    def test_what_repeats_complain_about_counts(self) -> None:
+        stocks = reports(*[PASSED] * compare.RUNS)
+        ours = reports(FAILED, *[PASSED] * (compare.RUNS - 1))
+        ours[-1].splats.append(Outcome("kernel log", FAILED, output="[ 1.0] BUG: ours"))
+        names = [found.name for found in self.judged(stocks, ours)]
+        self.assertEqual(names, [TEST.name, "kernel log"])
+        stocks[2].splats.append(Outcome("kernel log", FAILED, output="[ 7.0] BUG: ours"))
+        self.assertEqual([f.name for f in self.judged(stocks, ours)], [TEST.name])
+
+    def test_nothing_unclear_is_not_repeated(self) -> None:
+        found = self.judged([], reports(PASSED))
+        self.assertEqual([each.state for each in found], [PASSED])
+
+    def test_a_complaint_has_all_run_on_stock(self) -> None:
+        """Though every test has passed: it may be one that stock modules cause, too."""
+        stocks, ours = reports(PASSED), reports(PASSED)
+        ours[0].splats.append(Outcome("kernel log", FAILED, output="[ 1.0] BUG: any"))
+        names = [found.name for found in self.judged(stocks, ours)]
+        self.assertEqual(names, [TEST.name, "kernel log"])
+        stocks[0].splats.append(Outcome("kernel log", FAILED, output="[ 7.0] BUG: any"))
+        self.assertEqual([f.name for f in self.judged(stocks, ours)], [TEST.name])
+
+    def test_where_a_complaint_is_tells_it_apart(self) -> None:
+        """By the function, as the first line of an oops has none."""
+        oops = "[ 1.0] Oops: int3: 0000 [#1]\nRIP: 0010:{}+0x1/0x2\n"
+        one, same, other = map(oops.format, ("f", "f", "g"))
+        self.assertEqual(
+            machines.signature(one), machines.signature(same.replace("1.0", "2.0"))
+        )
+        self.assertNotEqual(machines.signature(one), machines.signature(other))
+
+    def test_the_first_run_on_stock_serves_all(self) -> None:
+        """Of the same test; repetitions are runs of their own."""
+        asked: list[tuple[list[str], int]] = []
+
+        def runner(chosen: Sequence[Test], number: int) -> Report:
+            asked.append(([test.name for test in chosen], number))
+            return Report({test.name: outcome(PASSED) for test in chosen})
+
+        remembered = suite._remembered(runner)
+        some, more = [Test("a", ())], [Test("a", ()), Test("b", ())]
+        for chosen, number in ((some, 0), (more, 0), (more, 0), (some, 1), (some, 2)):
+            self.assertLessEqual(
+                {t.name for t in chosen}, set(remembered(chosen, number).outcomes)
+            )
+        self.assertEqual(asked, [(["a"], 0), (["b"], 0), (["a"], 1), (["a"], 2)])
 
     def test_only_new_complaints_count(self) -> None:
         old = "[   12.5] WARNING: CPU: 1 PID: 77 at arch/x86/kvm/x86.c:99 f+0x1/0x2 [kvm]\n"
@@ -173,7 +421,8 @@ class Compare(unittest.TestCase):
             Report(splats=[Outcome("kernel log", FAILED, output=text) for text in texts])
             for texts in ([old], [same, new])
         )
-        self.assertEqual([found.output for found in compare.complaints(stock, ours)], [new])
+        found = compare.complaints([stock], [ours])
+        self.assertEqual([each.output for each in found], [new])
 
 
 class Show(unittest.TestCase):

@@ -3,24 +3,27 @@
 tests/broken/ has a patch a promise; its head, lines of "Name: text", says what is to happen:
 
     Promise     what is promised, after the number of the rule in the design, if there is one
-    Test        the series' test that is to notice, or
+    Test        the series' test that is to notice, or more of them, each of which is; or
     Program     a program of build/selftests, with arguments
     Noticed     what the assertion that fails says; or "kernel: " and what its log says; without
                 it, any assertion counts
 
 and, where it takes that, Late, Usecs, Checked, Machine, Intel and Params, see Broken. First
 all these tests must pass with nothing broken. Then each patch is applied to a mirror of the
-sources of its own, so that neither build/linux nor build/modules are touched.
+sources of its own, so that neither build/linux nor build/modules are touched; two at a time.
 """
 
 import argparse
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
 from email.parser import HeaderParser
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
+from queue import SimpleQueue
 
 from rich.table import Table
 
@@ -28,19 +31,20 @@ from lab import shell
 from lab.check import report, tests
 from lab.check.outcome import State
 from lab.error import LabError
-from lab.machine import ept, npt
-from lab.machine.result import Command, Run
-from lab.make import delay, modules, selftests
+from lab.machine import ept, npt, runs
+from lab.machine.result import Command, Ended, Result, Run
+from lab.make import modules, selftests
 from lab.paths import BUILD, ROOT, SELFTESTS
-from lab.shell import console
+from lab.shell import console, locked
 from lab.source import tree
 
 PATCHES = ROOT / "tests" / "broken"
 DIRECTORY = BUILD / "broken"
 KERNEL = "kernel: "
 
+_LANES = 2
+_TOGETHER = 12
 _SECONDS = 180
-_BOOT = 90
 _EPT_SECONDS = 900
 _PANIC = "(cd /proc/sys/kernel && echo 1 >panic_on_oops && echo -1 >panic)"
 """A kernel that has died of a break is not to be waited for."""
@@ -76,11 +80,16 @@ class Broken:
     """What kvm.ko is loaded with."""
 
     @property
-    def command(self) -> Command:
+    def commands(self) -> list[Command]:
         """What is run."""
-        program = self.program or f"x86_64/global_tdp_{self.test}_test"
-        late = f"{tests.with_delay(self.late, int(self.usecs))} || exit 0\n" * bool(self.late)
-        return Command(f"{_PANIC}\n{late}{SELFTESTS / program}", program, limit=_SECONDS)
+        named = [f"x86_64/global_tdp_{name}_test" for name in self.test.split()]
+        late = "rmmod lab_delay 2>/dev/null\n"
+        if self.late:
+            late = f"{tests.with_delay(self.late, int(self.usecs))} || exit 1\n"
+        return [
+            Command(f"{_PANIC}\n{late}{SELFTESTS / program}", program, limit=_SECONDS)
+            for program in ([self.program] if self.program else named)
+        ]
 
     @property
     def setting(self) -> tuple[str, str, str, str]:
@@ -128,58 +137,119 @@ def run(args: argparse.Namespace) -> int:
     for checked in {False, *(bool(broken.checked) for broken in chosen)}:
         modules.build(checked=checked)
     selftests.build()
-    delay.build()
-    states = Counter(_control(chosen))
+    with locked("broken"):
+        return _try_all(chosen)
+
+
+def _try_all(chosen: Sequence[Broken]) -> int:
+    free: SimpleQueue[Path] = SimpleQueue()
+    lanes = min(_LANES, len(os.sched_getaffinity(0)))
+    for lane in range(lanes):
+        free.put(DIRECTORY / str(lane))
+
+    def one(numbered: tuple[int, Broken]) -> tuple[State, str]:
+        number, broken = numbered
+        if runs.STOPPING.is_set():
+            raise KeyboardInterrupt
+        directory = free.get()
+        try:
+            state, told = _try(broken, directory)
+        finally:
+            free.put(directory)
+        console.print(
+            f"{number}/{len(chosen)} {broken.promise}\n    {state}: {told}", markup=False
+        )
+        return state, told
+
     table = Table("promise", "test", "noticed by")
-    for number, broken in enumerate(chosen, 1):
-        console.print(f"{number}/{len(chosen)} {broken.promise}", markup=False)
-        state, told = _try(broken)
+    with ThreadPoolExecutor(lanes) as pool:
+        states = Counter(chain.from_iterable(pool.map(_control, _alike(chosen))))
+        found = list(pool.map(one, enumerate(chosen, 1)))
+    for broken, (state, told) in zip(chosen, found, strict=True):
         states[state] += 1
-        console.print(f"    {state}: {told}", markup=False)
         style = "" if state is State.PASSED else "bold red"
         table.add_row(broken.promise, broken.test or broken.program, told, style=style)
     console.print(table)
     return report.end(states)
 
 
-def _control(chosen: Iterable[Broken]) -> Iterable[State]:
-    """Run with nothing broken what is to notice; a test is to fail of what was broken."""
+def _alike(chosen: Iterable[Broken]) -> Iterator[list[Broken]]:
+    """Return those together that one machine is to run."""
 
     def setting(broken: Broken) -> tuple[str, ...]:
         return broken.setting
 
     for _, group in groupby(sorted(chosen, key=setting), setting):
         alike = list(group)
-        commands = list(dict.fromkeys(broken.command for broken in alike))
-        console.print(f"nothing broken: {', '.join(command.name for command in commands)}")
-        done = _run(alike[0], commands)
-        for command, result in zip(commands, done.results, strict=False):
-            state = State.FAILED if result.status else State.PASSED
-            if result.status:
-                console.print(f"    {state}: {command.name}, status {result.status}")
-            yield state
-        if done.splats or len(done.results) < len(commands):
-            console.print(f"    {State.FAILED}: {done.died or 'the kernel complained'}")
-            yield State.FAILED
+        for first in range(0, len(alike), _TOGETHER):
+            yield alike[first : first + _TOGETHER]
 
 
-def _run(broken: Broken, commands: Sequence[Command], kvm: Path | None = None) -> Run:
-    chosen = {"kvm": kvm, "checked": bool(broken.checked)}
+def _control(alike: Sequence[Broken]) -> list[State]:
+    """Run with nothing broken what is to notice; a test is to fail of what was broken."""
+    commands = list(dict.fromkeys(each for broken in alike for each in broken.commands))
+    console.print(f"nothing broken: {', '.join(command.name for command in commands)}")
+    states = []
+    for command, wrong in passes(commands, _run(alike[0], commands, ended=_tell)):
+        if wrong:
+            console.print(f"    {State.FAILED}: {command}: {wrong}", markup=False)
+        states.append(State.FAILED if wrong else State.PASSED)
+    return states
+
+
+def passes(commands: Sequence[Command], done: Run) -> Iterable[tuple[str, str]]:
+    """Return, of each command and of the machine, why it is no control; "" if it is one."""
+    statuses = {result.number: result.status for result in done.results}
+    for number, command in enumerate(commands):
+        status = statuses.get(number)
+        ended = f"status {status}" if status is not None else f"not run to its end: {done.died}"
+        yield command.name, ended if status != 0 else ""
+    if done.splats or done.died:
+        yield "the machine", done.died or f"the kernel complained: {done.splats[0][:200]}"
+
+
+def _tell(result: Result) -> None:
+    console.print(f"    {result.name}: {result.seconds:.0f} s", markup=False)
+
+
+def _run(
+    broken: Broken,
+    commands: Sequence[Command],
+    kvm: Path | None = None,
+    ended: Ended | None = None,
+) -> Run:
+    chosen = {"kvm": kvm, "checked": bool(broken.checked), "ended": ended}
     if broken.machine == "ept":
         wanted = f"{broken.params} {broken.intel and f'kvm_intel.{broken.intel}'}"
         programs = [SELFTESTS / command.name.split()[0] for command in commands]
         return ept.run(commands, programs, wanted, timeout=_EPT_SECONDS, **chosen)
-    limit = _SECONDS * len(commands) + _BOOT
+    limit = _SECONDS * len(commands) + npt.BOOT_SECONDS
     return npt.run(
         commands, params=broken.params, machine=broken.machine, timeout=limit, **chosen
     )
 
 
-def _try(broken: Broken) -> tuple[State, str]:
-    """Return whether it was noticed in the way that it must be, and by what."""
-    _build(broken)
-    done = _run(broken, [broken.command], DIRECTORY / "kvm.ko")
-    return judge(broken.noticed, done)
+def _try(broken: Broken, directory: Path) -> tuple[State, str]:
+    """Return whether all noticed in the way that they must, and by what or who did not."""
+    try:
+        done = _run(broken, broken.commands, _build(broken, directory))
+    except LabError as error:
+        if runs.STOPPING.is_set():
+            raise KeyboardInterrupt from error
+        # Neither is noticed what keeps from being built or from booting; others go on.
+        return State.FAILED, f"not by the assertion: {error}"
+    if len(broken.commands) == 1:
+        return judge(broken.noticed, done)
+    missed = []
+    for number, command in enumerate(broken.commands):
+        alone = replace(done, results=[each for each in done.results if each.number == number])
+        state, told = judge(broken.noticed, alone)
+        console.print(f"    {state}: {command.name}: {told}", markup=False)
+        if state is not State.PASSED:
+            missed.append(command.name)
+    if missed:
+        return State.FAILED, f"not by {', '.join(missed)}"
+    return State.PASSED, f"all {len(broken.commands)}"
 
 
 def judge(noticed: str, done: Run) -> tuple[State, str]:
@@ -199,11 +269,14 @@ def judge(noticed: str, done: Run) -> tuple[State, str]:
     return State.FAILED, f"not by an assertion: {done.died or f'status {done.status}'}"
 
 
-def _build(broken: Broken) -> None:
+def _build(broken: Broken, directory: Path) -> Path:
+    """Return kvm.ko, built in a directory of its own."""
     tree.ensure()
-    kmod = DIRECTORY / ("checked/kmod" if broken.checked else "kmod")
+    kmod = directory / ("checked/kmod" if broken.checked else "kmod")
     modules.mirror(kmod, checked=bool(broken.checked))
     apply(broken, kmod)
-    modules.compile_in(kmod, "broken", werror=False, checked=bool(broken.checked))
+    log = f"broken-{directory.name}"
+    modules.compile_in(kmod, log, werror=False, checked=bool(broken.checked))
     built = kmod / "arch/x86/kvm" / "kvm.ko"
-    shell.output("strip", "--strip-debug", built, "-o", DIRECTORY / "kvm.ko")
+    shell.output("strip", "--strip-debug", built, "-o", directory / "kvm.ko")
+    return directory / "kvm.ko"

@@ -8,13 +8,12 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from lab.check.outcome import Outcome, State, judge, tail
+from lab.check.outcome import NOT_RUN, Outcome, State, judge, tail
 from lab.check.tests import Test
 from lab.machine import ept, npt
 from lab.machine.result import Command, Ended, Result, Run
 from lab.paths import ROOT, SELFTESTS
 
-_BOOT_SECONDS = 120
 _LONGEST = 1200
 _BOOTS = 3
 _MARK = "lab: run "
@@ -24,6 +23,7 @@ _SPLAT_HEAD = re.compile(r"^(?:<\d+>)?\[ *\d+\.\d+\]\s*(?:\[[ TC]\d+\]\s*)?")
 _VARYING = re.compile(
     r"CPU: \d+ |PID: \d+ |\+0x[0-9a-f]+/0x[0-9a-f]+|0x[0-9a-f]+|\b[0-9a-f]{16}\b|/\S*/kmod/"
 )
+_RIP = re.compile(r"\bRIP: 0010:(\w[\w.]*)")
 _HEAD_LINES = 12
 
 
@@ -43,7 +43,8 @@ class Report:
 def signature(text: str) -> str:
     """Return the head of a complaint without what differs from run to run."""
     head = _SPLAT_HEAD.sub("", text.strip().splitlines()[0])
-    return _VARYING.sub("", head).strip()
+    where = _RIP.search(text)
+    return f"{_VARYING.sub('', head).strip()}{f' at {where[1]}' if where else ''}"
 
 
 def on_npt(
@@ -61,7 +62,9 @@ def on_npt(
     """
 
     def boot(commands: Sequence[Command], ended: Ended) -> Run:
-        limit = timeout or _BOOT_SECONDS + min(_LONGEST, sum(each.limit for each in commands))
+        limit = timeout or npt.BOOT_SECONDS + min(
+            _LONGEST, sum(each.limit for each in commands)
+        )
         options.update(params=params, swap=True, timeout=limit, ended=ended)
         return npt.run(commands, **options)
 
@@ -97,15 +100,24 @@ def _run(
             break
         run = boot([test.command for test in left], ended)
         died = run.died.replace(f"{ROOT}/", "")
-        report.splats += _complaints(run)
+        report.splats += [*_complaints(run), *_deaths(run, died)]
         for result in run.results:
             test = left[result.number]
             report.outcomes[test.name] = judge(test.name, result, died)
         left = [test for test in left if test.name not in report.outcomes]
     for test in left:
-        reason = f"not run: {died}{f', as {boots} machines did' * (boots > 1)}"
+        reason = f"{NOT_RUN}: {died}{f', as {boots} machines did' * (boots > 1)}"
         report.outcomes[test.name] = Outcome(test.name, State.FAILED, reason=reason)
     return report
+
+
+def _deaths(run: Run, died: str) -> list[Outcome]:
+    """Return a failure of its own for a machine that died while no test was running."""
+    if not died or any(result.status is None for result in run.results):
+        return []
+    after = run.results[-1].name if run.results else "its boot"
+    output = f"{died.partition(';')[0]}, after {after}"
+    return [Outcome(f"machine after {after}", State.FAILED, reason=died, output=output)]
 
 
 def _tell(label: str, result: Result) -> None:

@@ -21,6 +21,7 @@ from lab.check import report
 from lab.check.outcome import Outcome, State
 from lab.check.report import Part
 from lab.error import LabError
+from lab.machine import runs
 from lab.paths import BUILD, ROOT
 from lab.shell import Arg, console
 
@@ -253,15 +254,25 @@ def _do(directory: Path, *args: Arg) -> str:
 
 
 def _run(args: Sequence[Arg], directory: Path) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            [str(arg) for arg in args],
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_TIMEOUT,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise LabError(f"{args[0]} did not end within {_TIMEOUT} s") from error
+    deadline = time.monotonic() + _TIMEOUT
+    with subprocess.Popen(
+        [str(arg) for arg in args],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        while True:
+            # Nobody tells a thread that the command is to end.
+            if runs.STOPPING.is_set() or time.monotonic() > deadline:
+                process.kill()
+            try:
+                text, _ = process.communicate(timeout=1)
+            except subprocess.TimeoutExpired:
+                continue
+            if runs.STOPPING.is_set():
+                raise LabError("interrupted")
+            if time.monotonic() > deadline:
+                raise LabError(f"{args[0]} did not end within {_TIMEOUT} s")
+            return subprocess.CompletedProcess(args, process.returncode, text)

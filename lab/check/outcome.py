@@ -14,7 +14,24 @@ _SKIPPED_PART = re.compile(r"^ok \d+ #? ?SKIP[\s:-]*(.*)|^ok \d+ (.*?) # SKIP", 
 _SIGNALS = range(128, 128 + 65)
 """What a shell says of a program that a signal ended."""
 
+_LOCATIONS = re.compile(
+    r"^==== Test Assertion Failure ====\n\s*(?P<assertion>.*)|^# (?P<check>\S+\.c:\d+:\w+):"
+    r"|^not ok \d+ (?P<part>.*)|^\s*(?P<exception>Unhandled exception .*)",
+    re.M,
+)
+"""What programs print of what failed: an assertion, one of kselftest_harness.h, a sub-test, a
+guest that takes an exception, all of which fail in the same assertion."""
+
+_LOGGED = re.compile(r"\[ *\d+\.\d{6}\] .*\n")
+"""What Bochs' one serial line has of the kernel's log in the midst of what a test says."""
+
+_VARYING = re.compile(r"\b\d+ s\b|; see .*|; its console is .*|, as \d+ machines did")
+"""What reasons have that is another in each run: seconds, files of the run."""
+
 _TAIL = 12
+
+NOT_RUN = "not run"
+"""What a reason begins with, if machines died before it was its turn."""
 
 
 class State(StrEnum):
@@ -34,6 +51,20 @@ class Outcome:
     seconds: float = 0
     reason: str = ""
     output: str = ""
+    parts: tuple[str, ...] = ()
+    """Of a test that passed, those that were skipped."""
+
+    @property
+    def way(self) -> str:
+        """In which it did not pass, or not wholly; "" if it did.
+
+        That of two runs is the same if they ended alike, after the same assertions.
+        """
+        reason = _VARYING.sub("", self.reason)
+        if self.state is State.FAILED:
+            places = (found[found.lastgroup] for found in _LOCATIONS.finditer(self.output))
+            return "; ".join((self.state, reason, *dict.fromkeys(places)))
+        return f"{self.state}; {reason}" if self.state is State.SKIPPED or reason else ""
 
     @property
     def tail(self) -> str:
@@ -49,20 +80,23 @@ def tail(output: str) -> str:
 def judge(name: str, result: Result, died: str = "") -> Outcome:
     """Return the outcome of a test; `died` is why its machine is no more, if so."""
     status, output = result.status, result.output
-    state, reason = State.FAILED, ""
+    said = _LOGGED.sub("", output)
+    state, reason, parts = State.FAILED, "", ()
     if status is None:
         reason = died
     elif status == KILLED:
         reason = f"did not end within {result.seconds:.0f} s"
     elif status == SKIPPED:
-        state, reason = State.SKIPPED, _skip_reason(output)
+        state, reason = State.SKIPPED, _skip_reason(said)
     elif status in _SIGNALS:
         reason = f"signal {status - _SIGNALS.start}"
     elif status:
         reason = f"status {status}"
     else:
-        state, reason = State.PASSED, _parts_skipped(output)
-    return Outcome(name, state, result.seconds, reason, output)
+        parts = tuple(found[1] or found[2] for found in _SKIPPED_PART.finditer(said))
+        skipped = f"but {len(parts)} of its parts skipped: {', '.join(parts)}"
+        state, reason = State.PASSED, skipped * bool(parts)
+    return Outcome(name, state, result.seconds, reason, output, parts)
 
 
 def must_run(outcome: Outcome) -> Outcome:
@@ -76,8 +110,3 @@ def _skip_reason(output: str) -> str:
     reasons = [(found[1] or found[2] or "").strip() for found in _SKIP.finditer(output)]
     lines = output.strip().splitlines()
     return next(filter(None, reversed(reasons)), lines[-1] if lines else "gave no reason")
-
-
-def _parts_skipped(output: str) -> str:
-    parts = [found[1] or found[2] for found in _SKIPPED_PART.finditer(output)]
-    return f"but {len(parts)} of its parts skipped: {', '.join(parts)}" if parts else ""

@@ -25,7 +25,7 @@ from lab.check import report
 from lab.check.outcome import Outcome, State
 from lab.check.report import Part
 from lab.error import LabError
-from lab.machine import npt
+from lab.machine import npt, tsc
 from lab.machine.result import Stream
 from lab.machine.runs import GUEST
 from lab.make import deb, modules, selftests
@@ -38,6 +38,15 @@ WORK = BUILD / "package"
 PHASES = {"off": "", "locked": "lockdown=integrity", "on": "", "stock": ""}
 """Of lab/guest/package.sh, each with what the kernel is told."""
 
+TURNED_ON = "options kvm global_tdp=1\n"
+LOCAL = "etc/modprobe.d/local-global-tdp.conf"
+FORMER = {
+    "etc/modprobe.d/kvm-global-tdp.conf": f"#{TURNED_ON}",
+    "etc/kernel/postinst.d/kvm-global-tdp": "#!/bin/sh\n",
+    "etc/kernel/header_postinst.d/kvm-global-tdp": "#!/bin/sh\n",
+}
+"""Conffiles that the package had before; the first one was to be edited."""
+
 PROGRAM = SELFTESTS / "x86_64/global_tdp_populate_test"
 TOOLS = "dkms,systemd-sysv,udev,kmod,initramfs-tools,openssl,mokutil"
 HEADERS = re.compile(r"linux-headers-(6\.\d+\.\d+\+?[\w.-]*?-amd64)$")
@@ -45,10 +54,14 @@ FLAVOURS = ("cloud", "rt")
 EARLY = "etc/initramfs-tools/modules"
 """Names what an initramfs loads: on hosts that assign devices, KVM with VFIO."""
 
+DISK = "virtio_pci\nvirtio_blk\next4\n"
+LIST = "etc/initramfs-tools/conf.d/package-test"
+"""An initramfs is made ten times: it has no more modules than this disk needs."""
+
 DKMS_SKIPPED = 77
 LEFT = (
     *("usr/src/kvm-global-tdp*", "usr/lib/kvm-global-tdp", "etc/kernel/*/*global-tdp*"),
-    *("var/lib/dkms/kvm-global-tdp", "usr/sbin/global-tdp-status"),
+    *("var/lib/dkms/kvm-global-tdp", "usr/sbin/global-tdp-status", *FORMER),
 )
 """Of the package; nothing of it is there after it was purged."""
 BOOT_SECONDS = 900
@@ -72,13 +85,14 @@ def run(args: argparse.Namespace) -> int:
     selftests.build()
     parts = [Part("package", [_lint(package)])]
     for release in releases:
-        system = _System(release, package)
+        parts.append(part := Part(release))
         try:
+            system = _System(release, package)
+            part.outcomes = system.outcomes
             system.test()
         except LabError as error:
             print(f"lab: {error}", file=sys.stderr)
-            system.outcomes.append(Outcome("done", State.FAILED, reason=str(error)))
-        parts.append(Part(release, system.outcomes))
+            part.outcomes.append(Outcome("done", State.FAILED, reason=str(error)))
     return report.show(parts)
 
 
@@ -153,9 +167,28 @@ class _System:
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir()
         shell.output("tar", "-xpf", base, "-C", self.root, "--numeric-owner")
+        with (self.root / EARLY).open("a") as early:
+            early.write(DISK)
         shutil.copy(self.package.path, self.root / "package.deb")
+        self._pack_earlier()
+
+    def _pack_earlier(self) -> None:
         deb.pack(self.earlier)
-        self.earlier.path.rename(self.root / "earlier.deb")
+        content = WORK / "earlier"
+        shutil.rmtree(content, ignore_errors=True)
+        shell.output("dpkg-deb", "--raw-extract", self.earlier.path, content)
+        self.earlier.path.unlink()
+        for name, text in FORMER.items():
+            path = content / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        with (content / "DEBIAN/conffiles").open("a") as listed:
+            listed.writelines(f"/{name}\n" for name in FORMER)
+        shell.output(
+            *("dpkg-deb", "--root-owner-group", "--build", content),
+            self.root / "earlier.deb",
+        )
+        shutil.rmtree(content)
 
     def _packages(self) -> str:
         """What is in the system: also headers of the newest kernel that it must refuse."""
@@ -175,8 +208,9 @@ class _System:
 
     def _bootstrap(self, wanted: str, base: Path) -> None:
         scratch = base.with_suffix(".tmp")
+        conf = f'mkdir -p "$(dirname "$1/{LIST}")" && echo MODULES=list >"$1/{LIST}"'
         shell.output(
-            *("mmdebstrap", "--variant=apt", "--format=tar"),
+            *("mmdebstrap", "--variant=apt", "--format=tar", f"--essential-hook={conf}"),
             *("--aptopt=APT::Install-Recommends false", f"--include={wanted}"),
             *(self.release, scratch),
             *mirror.sources(self.release),
@@ -251,9 +285,13 @@ class _System:
         self._note(phase, what, " ".join(found), len(found) == 1 and where in found[0])
 
     def _upgrade(self) -> None:
-        """By apt, to the package; an administrator has deleted one of its hooks."""
+        """By apt, to the package; an administrator has deleted one of its hooks.
+
+        And has turned it on where that was done before: that is kept.
+        """
         hook = self.root / "etc/kernel/postinst.d" / deb.HOOK
         hook.unlink()
+        (self.root / next(iter(FORMER))).write_text(TURNED_ON)
         image = self.root / f"boot/initrd.img-{self.kernel}"
         before = image.stat().st_mtime_ns
         with working(f"{self.release}: upgrading the package, DKMS builds it"):
@@ -266,8 +304,13 @@ class _System:
         self._note_early("upgrade", "the initramfs has ours", "updates/dkms")
         changed = image.stat().st_mtime_ns != before
         self._note("upgrade", "the initramfs was made again", str(changed), changed)
-        left = list(self.root.glob(f"usr/src/kvm-global-tdp-{self.earlier.version}"))
-        self._note("upgrade", "nothing is left of the earlier one", f"{len(left)}", not left)
+        gone = (f"usr/src/kvm-global-tdp-{self.earlier.version}", *FORMER)
+        left = " ".join(name for name in gone if (self.root / name).exists())
+        self._note("upgrade", "nothing is left of the earlier one", left, not left)
+        local = self.root / LOCAL
+        kept = local.read_text() if local.exists() else ""
+        self._note("upgrade", "it stays on", f"{LOCAL}: {kept.strip()}", kept == TURNED_ON)
+        local.unlink(missing_ok=True)
 
     def _another_upload(self) -> None:
         """The same release, uploaded again: it gets its own KVM back, and the fix in it."""
@@ -275,7 +318,7 @@ class _System:
         content = image.read_bytes()
         said = f"Debian {self.upload.version} ".encode()
         image.write_bytes(content.replace(said, said.replace(b"-1", b"-9")))
-        done = self._inside("/usr/lib/kvm-global-tdp/kernel-hook", self.kernel, "--initramfs")
+        done = self._inside("dpkg-reconfigure", f"linux-headers-{self.kernel}")
         self._said("refuse", "another upload of the kernel", done, "keeps its own KVM")
         self._note("refuse", "ours is gone", f"{self._built()} modules", not self._built())
         self._note_early("refuse", "the initramfs has the kernel's own", "kernel/arch")
@@ -320,13 +363,16 @@ class _System:
 
     def _kernel_installed(self, release: str) -> subprocess.CompletedProcess[str]:
         """What a kernel's package, and that of its headers, runs in the end."""
+        log = WORK / f"{self.release}-{release}.log"
+        log.write_text("")
         for when in ("postinst.d", "header_postinst.d"):
             names = f"dkms|{deb.HOOK}|initramfs-tools"
             chosen = (f"--regex=^({names})$", f"--arg={release}")
             done = self._inside("run-parts", "--exit-on-error", *chosen, f"/etc/kernel/{when}")
+            with log.open("a") as kept:
+                kept.write(done.stdout)
             if done.returncode:
                 break
-        (WORK / f"{self.release}-kernel.log").write_text(done.stdout)
         return done
 
     def _reinstalled(self) -> None:
@@ -387,13 +433,13 @@ class _System:
 
     def _qemu(self, log: Path, more: str) -> Sequence[str | Path]:
         # On a loaded machine, emulated timers come too late for the kernel's check of them.
-        timers = "no_timer_check tsc=reliable"
+        timers = f"no_timer_check tsc=reliable tsc_early_khz={tsc.khz()}"
         # A login prompt would hang up the line that the checks are printed to.
         quiet = "quiet systemd.show_status=0 systemd.mask=serial-getty@ttyS0.service"
         append = f"root=/dev/vda rw console=ttyS0 {quiet} panic=-1 {timers} {more}"
         return (
-            *(npt.emulator(), "-cpu", "max", "-smp", "2", "-m", "2G"),
-            *npt.IN_TURNS.split(),
+            *(npt.QEMU.program(), "-cpu", npt.Machine.cpu, "-smp", "2", "-m", "2G"),
+            *npt.TURNS.split(),
             *("-kernel", WORK / f"{self.release}.vmlinuz", "-append", append),
             *("-initrd", WORK / f"{self.release}.initrd.img", "-no-reboot", "-nodefaults"),
             *("-drive", f"file={self.disk},format=raw,if=virtio,cache=unsafe"),

@@ -4,13 +4,15 @@ import argparse
 import os
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import unittest
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 
 from lab.check import compare, machines, report, sparse, tests
@@ -20,9 +22,10 @@ from lab.check.report import Part
 from lab.check.tests import Test
 from lab.error import LabError
 from lab.machine import runs
-from lab.make import delay, modules, restore, selftests
+from lab.make import modules, restore, selftests
 from lab.paths import ROOT, VENV_BIN
 from lab.shell import console
+from lab.source import tree
 
 PARTS = ("lint", "unit", "npt", "ept", "tools", "stock")
 ASKED_FOR = ("tools",)
@@ -32,17 +35,27 @@ STOCK = "stock modules"
 _CHECKED = "with assertions"
 
 _LANES = 2
-_LONG = ("series' tests, EPT", "kernel's own")
-"""What the titles of the longest parts begin with."""
-
-_WITHOUT = ("lint", "unit tests")
-"""And of those that take no machine, but may change what all share in a process."""
-
 _EPT_SECONDS = 2400
 _EPT_TIMEOUT = 60
-"""Seconds of the guest, of which one takes Bochs some twenty."""
+"""Seconds of the guest, of which one takes Bochs up to eight."""
 
-Step = Callable[[Part], None]
+Do = Callable[[Part], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What makes a part of the report."""
+
+    title: str
+    do: Do
+    alone: bool = False
+    """True: it may change what all share in a process, and needs no more than the sources."""
+
+    checked: bool = False
+    """True: it takes modules with assertions, which are built while others run already."""
+
+    minutes: int = 0
+    """About, on two idle CPUs, as the longest go first; 0: one or two."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,64 +81,96 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the suite; 1 if anything failed."""
     wanted = args.tests.split()
-    steps: dict[str, list[tuple[str, Step]]] = {
-        "lint": [("lint", _lint)],
-        "unit": [("unit tests of the lab", _unit)],
+    steps = {
+        "lint": [Step("lint", _lint)],
+        "unit": [Step("unit tests of the lab", _unit, alone=True)],
         "npt": [
-            (f"series' tests, NPT, {OFF}", _npt(OFF, wanted)),
-            (f"series' tests, NPT, {ON}, {_CHECKED}", _npt(ON, wanted, checked=True)),
+            Step(f"series' tests, NPT, {OFF}", _npt(OFF, wanted)),
+            Step(
+                f"series' tests, NPT, {ON}, {_CHECKED}",
+                _npt(ON, wanted, checked=True),
+                checked=True,
+                minutes=5,
+            ),
             *(
-                (f"series' tests, NPT, {ON}, {_CHECKED}, machine {kind}", _kind(kind, wanted))
+                Step(
+                    f"series' tests, NPT, {ON}, {_CHECKED}, machine {kind}",
+                    _kind(kind, wanted),
+                    checked=True,
+                )
                 for kind in tests.ON_MACHINES
             ),
         ],
-        "ept": [(f"series' tests, EPT, {ON}", _ept(ON, wanted))],
-        "tools": [(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
-        "stock": [("kernel's own tests", _stock)],
+        "ept": [Step(f"series' tests, EPT, {ON}", _ept(ON, wanted), minutes=12)],
+        "tools": [Step(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
+        "stock": _own_tests(),
     }
     only = args.only or [name for name in PARTS if name not in ASKED_FOR]
     chosen = [step for name in PARTS if name in only for step in steps[name]]
-    return _run(chosen, build=not args.no_build, checked="npt" in only)
+    return _run(chosen, build=not args.no_build, wanted=wanted)
 
 
 def check(args: argparse.Namespace) -> int:
-    """Run the series' tests on NPT with Global TDP on; 1 if any failed."""
+    """Run the series' tests on NPT with Global TDP on; 1 if any failed.
+
+    All of them, in two machines; or those that are named, late and with other parameters, too.
+    """
     title = f"series' tests, NPT, {ON}{f', {_CHECKED}' * args.checked}"
-    step = _npt(ON, args.tests.split(), checked=args.checked)
-    return _run([(title, step)], build=True, checked=args.checked)
+    if wanted := args.tests.split():
+        steps = [Step(title, _npt(ON, wanted, checked=args.checked), checked=args.checked)]
+    else:
+        steps = [
+            Step(
+                f"{title}, machine {lane + 1} of {_LANES}",
+                _share(lane, checked=args.checked),
+                checked=args.checked,
+            )
+            for lane in range(_LANES)
+        ]
+    return _run(steps, build=True, wanted=wanted)
 
 
-def _run(steps: Sequence[tuple[str, Step]], *, build: bool, checked: bool) -> int:
-    parts = [Part("build")]
-    with _part(parts[0]) as part:
-        if build:
-            modules.build()
-            if checked:
-                modules.build(checked=True)
-            selftests.build()
-            restore.build()
-            delay.build()
-    return report.show(parts if part.outcomes else _side_by_side(steps))
+def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> int:
+    """Build and do the steps, the longest first, those that find all built before others."""
+    building = Part("build")
+    parts = {step.title: Part(step.title) for step in steps}
 
-
-def _side_by_side(steps: Sequence[tuple[str, Step]]) -> list[Part]:
-    """Do what takes no machine; the rest two at a time, as each keeps one CPU busy."""
-    parts = {title: Part(title) for title, _ in steps}
-
-    def do(title: str, step: Step) -> None:
+    def do(step: Step) -> None:
         if not runs.STOPPING.is_set():
-            with _part(parts[title]) as part:
-                step(part)
+            with _part(parts[step.title]) as part:
+                step.do(part)
 
-    inorder = sorted(steps, key=lambda titled: not titled[0].startswith(_LONG))
-    rest = [titled for titled in inorder if not titled[0].startswith(_WITHOUT)]
-    for title, step in inorder:
-        if title.startswith(_WITHOUT):
-            do(title, step)
+    def built(*builders: Callable[[], object]) -> bool:
+        with _part(building):
+            for builder in builders if build else ():
+                builder()
+        return not building.outcomes
+
+    # Those look at it, too.
+    if build and not built(tree.ensure):
+        return report.show([building, *parts.values()])
+    # Unit tests change what all threads share.
+    for step in steps:
+        if step.alone:
+            do(step)
+    inorder = sorted(
+        (step for step in steps if not step.alone),
+        key=lambda step: -step.minutes,
+    )
+    first = [step for step in inorder if step.minutes and not step.checked]
+    checks = any(step.checked for step in inorder)
     with ThreadPoolExecutor(min(_LANES, len(os.sched_getaffinity(0)))) as pool:
-        for job in [pool.submit(do, title, step) for title, step in rest]:
+        ready = built(
+            selftests.build, partial(tests.ours, wanted), restore.build, modules.build
+        )
+        jobs = [pool.submit(do, step) for step in first if ready]
+        ready = ready and (not checks or built(partial(modules.build, checked=True)))
+        if not ready:
+            runs.STOPPING.set()
+        jobs += [pool.submit(do, step) for step in inorder if ready and step not in first]
+        for job in jobs:
             job.result()
-    return list(parts.values())
+    return report.show([*([] if ready else [building]), *parts.values()])
 
 
 @contextmanager
@@ -187,63 +232,109 @@ class _Recorder(unittest.TextTestResult):
         self.outcomes.append(Outcome(name, state, output="\n".join(wrong)))
 
 
-def _npt(params: str, wanted: Sequence[str], *, checked: bool = False) -> Step:
+def _share(lane: int, *, checked: bool) -> Do:
     def step(part: Part) -> None:
-        chosen = tests.ours(wanted)
-        if params == ON:
-            chosen += tests.variants("npt", wanted) + tests.delayed(wanted)
-        private = tests.private(wanted) if checked else []
-        done = machines.on_npt(f"npt {params}", [*chosen, *private], params, checked=checked)
-        for test in private:
-            done.outcomes[test.name] = must_run(done.outcomes[test.name])
-        part.outcomes += done.all
+        private = tests.private() if checked else []
+        chosen = [*tests.ours(), *private][lane::_LANES]
+        done = machines.on_npt(f"npt {ON}", chosen, ON, checked=checked)
+        machine = "npt, checked" if checked else "npt"
+        part.outcomes += _expected(done, machine, {test.name for test in private})
 
     return step
 
 
-def _kind(kind: str, wanted: Sequence[str]) -> Step:
-    """On a machine that they want, on which none may skip."""
+def _npt(params: str, wanted: Sequence[str], *, checked: bool = False) -> Do:
+    def step(part: Part) -> None:
+        chosen = tests.by_parameter(wanted)
+        if params == ON:
+            chosen = [
+                *tests.ours(wanted),
+                *tests.variants("npt", wanted),
+                *tests.delayed(wanted),
+            ]
+        private = tests.private(wanted) if checked else []
+        done = machines.on_npt(f"npt {params}", [*chosen, *private], params, checked=checked)
+        machine = "npt, checked" if checked else "npt"
+        part.outcomes += _expected(done, machine, {test.name for test in private})
+
+    return step
+
+
+def _expected(
+    done: Report, machine: str, private: Container[str] = frozenset()
+) -> list[Outcome]:
+    """Return what came of the series' tests, of which only what is expected may skip."""
+    outcomes = [
+        must_run(outcome) if name in private else tests.expect(outcome, machine)
+        for name, outcome in done.outcomes.items()
+    ]
+    return [*outcomes, *done.splats]
+
+
+def _kind(kind: str, wanted: Sequence[str]) -> Do:
+    """On a machine that they want."""
 
     def step(part: Part) -> None:
         if chosen := tests.on_machine(kind, wanted):
             done = machines.on_npt(f"npt {kind}", chosen, ON, checked=True, machine=kind)
-            part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
+            part.outcomes += _expected(done, kind)
 
     return step
 
 
-def _ept(params: str, wanted: Sequence[str]) -> Step:
+def _ept(params: str, wanted: Sequence[str]) -> Do:
     def step(part: Part) -> None:
         chosen = [*tests.ours(wanted), *tests.variants("ept", wanted), *tests.pml(wanted)]
         chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
-        part.outcomes += machines.on_ept(f"ept {params}", chosen, params, _EPT_SECONDS).all
+        done = machines.on_ept(f"ept {params}", chosen, params, _EPT_SECONDS)
+        part.outcomes += _expected(done, "ept")
 
     return step
 
 
-def _tools(name: str) -> Step:
+def _tools(name: str) -> Do:
     def step(part: Part) -> None:
         stock = name == STOCK
         params = "" if stock else name
         done = machines.on_npt(f"tools {name}", tests.tools(stock=stock), params, stock=stock)
-        part.outcomes += done.all
+        part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
 
     return step
 
 
-def _stock(part: Part) -> None:
-    chosen = tests.stock()
-    run = [test for test in chosen if not test.left_out]
-    on_stock = _config("stock", "", stock=True)
-    stock = on_stock(run, 0)
-    for params in (OFF, ON):
+def _own_tests() -> list[Step]:
+    """Return the kernel's own tests on ours, judged by what they do on stock modules."""
+    on_stock = _remembered(_config("stock", "", stock=True))
+
+    def ours(params: str) -> Do:
         on_ours = _config(f"ours {params}", params)
-        ours = on_ours(run, 0)
-        verdicts, unclear = compare.compare(chosen, stock, ours)
-        if unclear:
-            verdicts += compare.repeat(unclear, stock, ours, on_stock, on_ours)
-        verdicts += compare.complaints(stock, ours)
-        part.outcomes += [replace(each, name=f"{each.name}  [{params}]") for each in verdicts]
+
+        def do(part: Part) -> None:
+            every = tests.stock()
+            found = on_ours([test for test in every if not test.left_out], 0)
+            part.outcomes += compare.judge(every, found, on_stock, on_ours)
+
+        return do
+
+    title = "kernel's own tests"
+    return [Step(f"{title}, {params}", ours(params), minutes=7) for params in (OFF, ON)]
+
+
+def _remembered(runner: compare.Runner) -> compare.Runner:
+    """Return one whose first run of a test serves all who ask for one."""
+    known, lock = Report(), threading.Lock()
+
+    def run(chosen: Sequence[Test], number: int) -> Report:
+        if number:
+            return runner(chosen, number)
+        with lock:
+            if new := [test for test in chosen if test.name not in known.outcomes]:
+                found = runner(new, 0)
+                known.outcomes.update(found.outcomes)
+                known.splats += found.splats
+            return known
+
+    return run
 
 
 def _config(label: str, params: str, *, stock: bool = False) -> compare.Runner:

@@ -3,8 +3,9 @@
     python -m lab.check.tools CHECK       # in the lab machine, as root
     python -m lab.check.tools watch FILE PROGRAM [ARGUMENT ...]
 
-`watch` runs a program and keeps each VM that it creates until it has ended, for what
-KVM counted, in debugfs, would be gone with the VM otherwise. It writes that to FILE.
+`watch` runs a program and keeps each VM that it creates until it has ended, for what KVM
+counted, in debugfs, would be gone with the VM otherwise. It writes that to FILE, and what
+the program prints to FILE.said: in the midst of a line of bpftrace's, that would be lost.
 Only the standard library is imported, as starting takes long on an emulated CPU.
 """
 
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lab.paths import RESTORE, ROOT, SELFTESTS
@@ -33,8 +35,17 @@ _FLUSHED = 0.1
 """Seconds; interval probes have run by then."""
 
 _FAULTS = (str(SELFTESTS / "demand_paging_test"), "-b", "4M", "-v", "2")
+_SLEEPING = 16
+_SLEEPS = (*_FAULTS[:1], "-b", "256K", "-v", str(_SLEEPING), "-u", "MISSING", "-d", "20000")
+"""More vCPUs sleep in faults at a time than the kernel has slots for their return."""
+_SLOTS = 10
+"""That many it has with up to five CPUs."""
+
 _DEVICE = (str(SELFTESTS / "coalesced_io_test"),)
 """Its guest writes to where there is no memory, time after time."""
+
+_AWAITING = (str(SELFTESTS / "x86_64/global_tdp_uffd_test"),)
+"""Its VMs have memory that userfaultfd delivers later, or never."""
 
 _SLEEP_MIN_MS = 8
 """The follower's shortest sleep, HZ / 100 ticks, with any HZ."""
@@ -58,7 +69,7 @@ def fault_latency() -> None:
     told, counted, _ = _trace("fault_latency.bt", _FAULTS)
     by_result: Counters = {}
     for key, stats in told["@faults"].items():
-        result = key.rpartition(",")[2]
+        result = key.rpartition(",")[2].strip()
         by_result[result] = by_result.get(result, 0) + stats["count"]
     seen = sum(number for result, number in by_result.items() if result != "none")
     _same("faults", seen, counted["pf_taken"])
@@ -91,14 +102,24 @@ def brownout_device() -> None:
     _same("faults", told["@total_faults"], counted["pf_taken"])
 
 
+def brownout_sleeps() -> None:
+    """Check that faults of which the end isn't seen are told, and that none is lost."""
+    told, counted, _ = _trace("brownout.bt", _SLEEPS)
+    missed = told["@total_not_seen_to_end"]
+    _at_least("faults not seen to end", missed, _SLEEPING - _SLOTS)
+    _same("faults, seen to end or not", told["@total_faults"] + missed, counted["pf_taken"])
+
+
 def mmu_lock() -> None:
     """Check the SPTEs that were zapped for the host, in how many holds of the lock.
 
-    The VM has no Global TDP. Each run of the guest writes to some pages, each of which
-    the host copies, and so zaps; then the host zaps all.
+    The VM is created without Global TDP: else the host zaps with the lock held for read, for
+    as long as there is the VM, which is not shown. Each run of the guest writes to some pages,
+    each of which the host copies, and so zaps; then the host zaps all.
     """
     program = (str(RESTORE), "-m", str(_MIB), "-r", "2", _snapshot(), "plain")
-    told, _, text = _trace("mmu_lock.bt", program, "1")
+    with _off_for_new_vms():
+        told, _, text = _trace("mmu_lock.bt", program, "1")
     runs = [json.loads(line) for line in text if line.startswith('{"way"')]
     _same("runs of the guest", len(runs), 3)
     copied = sum(run["pages"] // _WRITE_STEP for run in runs)
@@ -126,30 +147,40 @@ def populate() -> None:
         pages = counted["tdp_populated_4k"] + 512 * counted["tdp_populated_2m"]
         _same(f"pages installed, {way}", installed, pages)
         _at_least(f"pages installed, {way}", installed, _PAGES)
-        thread = ("follower", "kvm-gtdp") if "follow" in way else ("VMM", "restore")
+        thread = "kvm-gtdp" if "follow" in way else "restore"
         _same("threads that do", _populating(told), {thread})
         if "follow" in way:
-            passes = [line.split() for line in text if re.match(r"\d\d:\d\d:\d\d \d", line)]
+            passes = _passes(text)
             _same("passes shown", len(passes), sum(told["@passes"].values()))
             _same("pages of all passes", sum(int(row[4]) for row in passes), pages)
-            sleeps = {int(row[5]) for row in passes} - {-1}
-            _at_least("shortest sleep, ms", min(sleeps), _SLEEP_MIN_MS)
+
+
+def populate_sleeps() -> None:
+    """Check in what unit sleeps are shown: for memory that is still to come, there are some."""
+    _, _, text = _trace("populate.bt", _AWAITING)
+    sleeps = {int(row[5]) for row in _passes(text)} - {-1}
+    _at_least("lengths of sleeps", len(sleeps), 1)
+    _at_least("shortest sleep, ms", min(sleeps), _SLEEP_MIN_MS)
+
+
+def _passes(text: Sequence[str]) -> list[list[str]]:
+    return [line.split() for line in text if re.match(r"\d\d:\d\d:\d\d \d", line)]
 
 
 def populate_large() -> None:
     """Check who maps the pages of a VM that is large enough for the follower to have help."""
     told, _, _ = _trace("populate.bt", _LARGE)
-    follower = {("follower", name) for name in ("kvm-gtdp", "kvm-gtdp-help")}
-    vmm = {("VMM", Path(_BENCH).name[:_COMM])}
+    follower, vmm = {"kvm-gtdp", "kvm-gtdp-help"}, {Path(_BENCH).name[:_COMM]}
     _same("threads that do", _populating(told), follower | vmm)
-    for who in ("follower", "VMM"):
-        installed = sum(n for key, n in told["@pages_installed"].items() if f",{who}," in key)
-        _same(f"pages installed by the {who}", installed, (_LARGE_MIB << 8) * _ALIASES)
+    for who in (follower, vmm):
+        counts = told["@pages_installed"].items()
+        installed = sum(n for key, n in counts if key.split(",")[1] in who)
+        _same(f"pages installed by {who}", installed, (_LARGE_MIB << 8) * _ALIASES)
 
 
-def _populating(told: dict[str, object]) -> set[tuple[str, ...]]:
-    """Return whose threads populated, and their names."""
-    return {tuple(key.split(",")[1:]) for key in told["@pages_installed"]}
+def _populating(told: dict[str, object]) -> set[str]:
+    """Return the names of the threads that populated."""
+    return {key.split(",")[1] for key in told["@pages_installed"]}
 
 
 def populate_on_stock() -> None:
@@ -185,24 +216,31 @@ def _trace(
         print(done.stdout, done.stderr, flush=True)
         if done.returncode:
             raise AssertionError(f"{tool} ended with status {done.returncode}")
+        said = _said(counts).read_text()
+        print(said, flush=True)
         maps: dict[str, object] = {}
         text = ""
-        others: list[str] = []
-        for line in done.stdout.splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                entry = {}
-            if entry.get("type") in ("map", "hist", "stats"):
+        for line in filter(None, done.stdout.splitlines()):
+            entry = json.loads(line, object_pairs_hook=_no_key_twice)
+            if entry["type"] in ("map", "hist", "stats"):
                 maps |= entry["data"]
-            elif entry.get("type") in ("printf", "time"):
+            elif entry["type"] in ("printf", "time"):
                 text += entry["data"]
-            elif not entry.get("type"):
-                # The program's, maybe in the middle of a line of the tool's.
-                others.append(line)
         counted = json.loads(counts.read_text())
         _same(f"status of {program[0]}", counted.pop("status"), 0)
-        return maps, counted, [*text.splitlines(), *others]
+        return maps, counted, [*text.splitlines(), *said.splitlines()]
+
+
+def _no_key_twice(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON; AssertionError if the last of two values would count."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise AssertionError(f"a key that is there twice: {pairs}")
+    return found
+
+
+def _said(counts: Path) -> Path:
+    return counts.with_suffix(".said")
 
 
 def _watched(counts: Path, program: Sequence[str]) -> list[str]:
@@ -213,7 +251,8 @@ def _watched(counts: Path, program: Sequence[str]) -> list[str]:
 def _watch(file: Path, program: Sequence[str]) -> int:
     """Run the program; write its status and what KVM counted for all of its VMs, summed up."""
     known, held = _vms(), {}
-    running = subprocess.Popen(program)
+    with _said(file).open("w") as said:
+        running = subprocess.Popen(program, stdout=said)
     while running.poll() is None:
         for name in _vms() - known - held.keys():
             if (kept := _keep(name)) is not None:
@@ -246,11 +285,26 @@ def _keep(name: str) -> int | None:
     return got if got >= 0 else None
 
 
+@contextmanager
+def _off_for_new_vms() -> Iterator[None]:
+    parameter = Path("/sys/module/kvm/parameters/global_tdp")
+    before = parameter.read_text() if parameter.exists() else ""
+    if before:
+        parameter.write_text("0")
+    try:
+        yield
+    finally:
+        if before:
+            parameter.write_text(before)
+
+
 def _snapshot() -> str:
     path = Path(tempfile.gettempdir(), "snapshot")
     if not path.exists():
-        command = [RESTORE, "-m", str(_MIB), path, "plain"]
+        new = path.with_suffix(".new")
+        command = [RESTORE, "-m", str(_MIB), new, "plain"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        new.rename(path)
     return str(path)
 
 
@@ -271,9 +325,10 @@ def _at_least(what: str, told: int, least: int) -> None:
         raise AssertionError(f"{what}: {told}, expected {least} at least")
 
 
+_ANYWHERE = (fault_latency, brownout, brownout_device, brownout_sleeps, mmu_lock, perf)
 CHECKS: dict[bool, tuple[Callable[[], None], ...]] = {
-    True: (fault_latency, brownout, brownout_device, mmu_lock, perf, populate_on_stock),
-    False: (fault_latency, brownout, brownout_device, mmu_lock, perf, populate, populate_large),
+    True: (*_ANYWHERE, populate_on_stock),
+    False: (*_ANYWHERE, populate, populate_sleeps, populate_large),
 }
 """On stock modules, and on ours."""
 

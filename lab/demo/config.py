@@ -6,9 +6,34 @@ from pathlib import Path
 from typing import Any, Self
 
 BACKENDS = ("memfd", "anon")
-MODES = ("precopy", "postcopy", "multifd", "savevm")
+FILE = "file"
+"""The back end of CPR, which hands over a file and not what is in it."""
+
+MODES = ("precopy", "postcopy", "multifd", "savevm", "mapped-ram", "cpr")
+NEW_MODES = ("mapped-ram", "cpr")
+"""Those that the QEMU of Debian 12 does not have."""
+
+OFF, ON = "off", "on"
 
 Counters = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A column: who decides on Global TDP, and how."""
+
+    name: str
+    parameter: bool
+    """Of kvm.ko, for the VMs of this side."""
+
+    patched: bool = False
+    """By the job's own QEMU, not the distribution's."""
+
+    accelerator: str = "kvm"
+
+    @property
+    def global_tdp(self) -> bool:
+        return self.parameter or self.accelerator.endswith("=on")
 
 
 @dataclass
@@ -21,21 +46,29 @@ class Job:
     runs: int
     kernel: str
     initramfs: str
-    modules: dict[str, str]
-    """kvm and kvm_amd: the files to insert."""
+    qemu: str
+    """The distribution's."""
 
-    qemu: str = "qemu-system-x86_64"
-    chosen_by_qemu: bool = False
-    """On and off by `-accel kvm,global-tdp=`, not by the parameter of kvm."""
+    patched: str = ""
+    """One with integration/qemu's patches, if any, to be compared with the former."""
+
+    firmware: list[str] = field(default_factory=list)
+    """Directories of the distribution's, for the latter."""
 
     toggle: bool = False
     """Have the guest make a memslot come and go all the time."""
 
     @property
-    def sides(self) -> list[tuple[bool, bool]]:
-        """Whether by stock QEMU, and whether global_tdp is on: what is compared."""
-        both = [(False, False), (False, True)]
-        return [(True, False), *both] if self.chosen_by_qemu else both
+    def sides(self) -> list[Side]:
+        """What is compared."""
+        if not self.patched:
+            return [Side(OFF, parameter=False), Side(ON, parameter=True)]
+        return [
+            Side("stock QEMU, off", parameter=False),
+            Side("stock QEMU, kvm.global_tdp=1", parameter=True),
+            Side(OFF, parameter=False, patched=True, accelerator="kvm,global-tdp=off"),
+            Side(ON, parameter=False, patched=True, accelerator="kvm,global-tdp=on"),
+        ]
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -50,13 +83,8 @@ class Case:
     """One migration, seen from its destination."""
 
     backend: str
-    global_tdp: bool
+    side: str
     run: int
-    has_parameter: bool
-    """False: this kvm.ko has no global_tdp, the run is one more of stock."""
-
-    stock_qemu: bool = False
-    """Of a job with a QEMU of its own: run by the distribution's nevertheless."""
 
     curve: list[tuple[float, int]] = field(default_factory=list)
     """Seconds after resume, stage-2 faults on guest memory so far."""
@@ -75,7 +103,7 @@ class Case:
     compared it with what others count."""
 
     migration: dict[str, Any] = field(default_factory=dict)
-    """The source's query-migrate at the end; empty for savevm."""
+    """The source's query-migrate at the end; empty where there is none."""
 
     sec_pagetables_kib: int | None = None
     """Stage-2 tables of the destination, with the source gone."""
@@ -102,6 +130,9 @@ class Demo:
     mem_mib: int
     release: str = ""
     qemu: str = ""
+    has_parameter: bool = True
+    """False: this kvm.ko has no global_tdp, all sides are stock."""
+
     cases: list[Case] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     """Cases that were run again, and why."""

@@ -1,4 +1,4 @@
-"""In the lab machine: run every case of a job, each on a freshly loaded KVM.
+"""In the lab machine: run every case of a job.
 
 python -m lab.demo.inside JOB.json OUTCOME.json
 """
@@ -8,16 +8,19 @@ import itertools
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from lab import shell
-from lab.demo import kvm, scenario
-from lab.demo.config import Case, Demo, Job
-from lab.demo.vm import QemuGoneError, VmError
+from lab.demo import kvm, retry, scenario
+from lab.demo.config import BACKENDS, Case, Demo, Job, Side
+from lab.demo.vm import Progress, QemuGoneError, Setting, VmError
 from lab.error import LabError
 
-_TRIES = 3
+_STOOD = "the lab's machine stood still"
+_T = TypeVar("_T")
 
 
 def main() -> int:
@@ -29,48 +32,74 @@ def main() -> int:
         if demo.error:
             return 1
         done = len(demo.cases)
-        demo.repeated.append(f"the lab's machine stood still after {done} cases")
+        why = f"{_STOOD} after {done} cases"
+        side = job.sides[done % len(job.sides)]
+        stood = sum(told.startswith(_STOOD) for told in demo.repeated)
+        if not retry.may_repeat(stood, global_tdp=side.global_tdp):
+            demo.error = f"{why}, in one {'with' if side.global_tdp else 'without'} Global TDP"
+            demo.save(path)
+            return 1
+        demo.repeated.append(why)
     try:
         demo.save(path)
-        demo.qemu = shell.output(job.qemu, "--version").splitlines()[0]
-        for case in _cases(job, demo):
-            demo.cases.append(_tried(job, case, demo))
-            demo.save(path)
-            print(_line(demo.cases[-1]), flush=True)
-    except LabError as error:
+        demo.qemu = shell.output(job.patched or job.qemu, "--version").splitlines()[0]
+        demo.has_parameter = kvm.has_parameter()
+        with tempfile.TemporaryDirectory() as directory:
+            _run(job, demo, path, Path(directory))
+    except (LabError, OSError) as error:
         demo.error = str(error)
         demo.console = error.console if isinstance(error, VmError) else ""
     demo.save(path)
     return 1 if demo.error else 0
 
 
-def _tried(job: Job, case: Case, demo: Demo) -> Case:
-    """Run a case; if a QEMU process ends by itself, as it does with stock KVM, again."""
-    for left in reversed(range(_TRIES)):
-        tried = replace(case)
-        try:
-            with tempfile.TemporaryDirectory() as directory:
-                asyncio.run(scenario.run(job, tried, Path(directory)))
+def _run(job: Job, demo: Demo, path: Path, directory: Path) -> None:
+    """Do the cases that are not done yet, all with one guest, which is booted once."""
+    stored = directory / "stored"
+
+    def store(here: Path, progress: Progress) -> None:
+        at = Setting(job, job.sides[0], BACKENDS[0], stored, here, progress)
+        asyncio.run(scenario.store(at))
+
+    print(f"demo: a guest of {job.mem_mib} MiB boots, for all cases", flush=True)
+    _tried(store, "the boot", job.sides[0], demo)
+    for case, side in _cases(job, demo):
+
+        def bring(here: Path, progress: Progress, case: Case = case, side: Side = side) -> Case:
+            tried = replace(case)
+            at = Setting(job, side, case.backend, stored, here, progress)
+            asyncio.run(scenario.run(at, tried))
             return tried
+
+        demo.cases.append(_tried(bring, f"{case.backend}, {case.side}", side, demo))
+        demo.save(path)
+        print(_line(demo.cases[-1]), flush=True)
+
+
+def _tried(do: Callable[[Path, Progress], _T], what: str, side: Side, demo: Demo) -> _T:
+    """Do it; again if a QEMU process ended by itself, where that may be."""
+    for times in itertools.count():
+        try:
+            with (
+                tempfile.TemporaryDirectory() as directory,
+                retry.no_complaint(Path(directory)),
+            ):
+                return do(Path(directory), Progress())
         except QemuGoneError as error:
-            if not left:
+            if not retry.may_repeat(times, global_tdp=side.global_tdp):
                 raise
-            why = f"{case.backend}, global_tdp={case.global_tdp:d}: {error}"
-            demo.repeated.append(why)
-            print(f"demo: {why}; once more", flush=True)
+            demo.repeated.append(f"{what}: {error}")
+            print(f"demo: {demo.repeated[-1]}; once more", flush=True)
     raise AssertionError
 
 
-def _cases(job: Job, demo: Demo):  # noqa: ANN202
-    sides = job.sides
-    cases = list(itertools.product(range(job.runs), job.backends, sides))
+def _cases(job: Job, demo: Demo) -> Iterator[tuple[Case, Side]]:
+    cases = list(itertools.product(range(job.runs), job.backends, job.sides))
     for run, backend, side in cases[len(demo.cases) :]:
-        stock_qemu, on = side
-        known = kvm.reload(job.modules, global_tdp=on and not job.chosen_by_qemu)
-        what = "stock QEMU" if stock_qemu else f"global_tdp={on:d}"
+        kvm.set_parameter(on=side.parameter)
         done = len(demo.cases)
-        print(f"demo: {done + 1}/{len(cases)} {job.mode}, {backend}, {what}", flush=True)
-        yield Case(backend, on, run, known, stock_qemu)
+        print(f"demo: {done + 1}/{len(cases)} {job.mode}, {backend}, {side.name}", flush=True)
+        yield Case(backend, side.name, run), side
 
 
 def _line(case: Case) -> str:

@@ -1,36 +1,32 @@
-"""KVM as the lab machine shows it: modules, counters, traces, memory of its tables."""
+"""KVM as the lab machine shows it: its parameter, counters, traces, memory of its tables."""
 
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
-from lab import shell
 from lab.demo.config import Counters
-from lab.error import LabError
 
 DEBUGFS = Path("/sys/kernel/debug/kvm")
 
 CURVE = ("pf_taken", "pf_mmio_spte_created")
 MAPPED = ("tdp_populated_4k", "tdp_populated_2m", "tdp_populated_1g", "tdp_populate_time_ns")
 
+_PARAMETER = Path("/sys/module/kvm/parameters/global_tdp")
 _TRACE = Path("/sys/kernel/tracing/events/kvm/kvm_page_fault")
 _RSVD = 8
 """Bit of the error code: a hit on an MMIO page KVM knows, not on memory."""
 
 
-def reload(modules: dict[str, str], *, global_tdp: bool) -> bool:
-    """Insert KVM anew; False if this one does not know global_tdp."""
-    known = "global_tdp:" in shell.output("/sbin/modinfo", "-F", "parm", modules["kvm"])
-    given = f" global_tdp={global_tdp:d}" * known
-    with NamedTemporaryFile("w") as listed:
-        listed.write(f"{modules['kvm']}{given}\n{modules['kvm_amd']}\n")
-        listed.flush()
-        shell.output("sh", "-c", '. "$LAB_GUEST/modules.sh"; load "$0"', listed.name)
-    if not Path("/dev/kvm").exists():
-        raise LabError("KVM is loaded, but there is no /dev/kvm; see dmesg")
-    return known
+def has_parameter() -> bool:
+    """Return False if this KVM does not know Global TDP."""
+    return _PARAMETER.exists()
+
+
+def set_parameter(*, on: bool) -> None:
+    """Have VMs that are created from now on have Global TDP or not, where there is a choice."""
+    if has_parameter():
+        _PARAMETER.write_text(f"{on:d}")
 
 
 def files(pid: int) -> dict[str, Path]:

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab import show
-from lab.demo.config import Demo
+from lab.demo.config import OFF, ON, Demo
 from lab.demo.report import MEMORY, Pair, pairs
 from lab.demo.watch import WINDOW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-OFF, ON, STOCK, INK, GRID = "#8a8f98", "#0b6fb8", "#c98a1b", "#2b2f36", "#e3e5e8"
+INK, GRID = "#2b2f36", "#e3e5e8"
+COLOURS = ("#8a8f98", "#0b6fb8", "#c98a1b", "#5b9a68")
+"""Off, on, and two sides more."""
+
+_NAMED = (OFF, ON)
 
 
 def draw(demo: Demo, path: Path) -> None:
@@ -28,7 +32,7 @@ def draw(demo: Demo, path: Path) -> None:
         panels[0][0].set_ylabel("MiB mapped ahead of the vCPUs")
         panels[1][0].set_ylabel("stage-2 faults of the destination")
         comma = ",\n" if len(found) == 1 else ", "
-        by_qemu = any(pair.stock_qemu for pair in found)
+        by_qemu = len(found[0].sides) > len(_NAMED)
         switch = "-accel kvm,global-tdp" if by_qemu else "kvm.global_tdp"
         figure.suptitle(
             f"{demo.mode} of a {demo.mem_mib} MiB guest{comma}{switch} off and on",
@@ -40,9 +44,9 @@ def draw(demo: Demo, path: Path) -> None:
 
 def _progress(panel: "Axes", pair: Pair, mem_mib: int) -> None:
     panel.set_title(MEMORY[pair.backend], loc="left", fontsize=10)
-    for name, cases in pair.sides:
+    for name, cases in pair.sides.items():
         for case in cases:
-            _line(panel, case.progress, _colour(name))
+            _line(panel, case.progress, _colour(pair, name))
     panel.axvline(0, color=INK, linewidth=0.8, linestyle=":")
     panel.set_xlabel("seconds from resume")
     panel.axhline(mem_mib, color=GRID, linewidth=0.8)
@@ -51,10 +55,10 @@ def _progress(panel: "Axes", pair: Pair, mem_mib: int) -> None:
 
 
 def _faults(panel: "Axes", pair: Pair) -> None:
-    top = max(case.faults for _, cases in pair.sides for case in cases) or 1
+    top = max(case.faults for cases in pair.sides.values() for case in cases) or 1
     ends: list[float] = []
-    for name, cases in pair.sides:
-        colour = _colour(name)
+    for name, cases in pair.sides.items():
+        colour = _colour(pair, name)
         for case in cases:
             _line(panel, case.curve, colour)
         last = sorted(case.faults for case in cases)[len(cases) // 2]
@@ -74,8 +78,9 @@ def _faults(panel: "Axes", pair: Pair) -> None:
     _plain(panel)
 
 
-def _colour(name: str) -> str:
-    return {"off": OFF, "stock QEMU": STOCK}.get(name, ON)
+def _colour(pair: Pair, name: str) -> str:
+    others = [side for side in pair.sides if side not in _NAMED]
+    return dict(zip((*_NAMED, *others), COLOURS, strict=False))[name]
 
 
 def _plain(panel: "Axes") -> None:

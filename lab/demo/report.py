@@ -1,75 +1,67 @@
 """Show a demo as a table: off beside on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from rich.table import Table
 
-from lab.demo.config import Case, Demo
+from lab.demo import kvm
+from lab.demo.config import OFF, ON, Case, Demo
 from lab.demo.watch import WINDOW
 from lab.show import stdout
 
 NONE = "-"
+MISSED, WRONG = "MISSED", "WRONG"
 _ENOUGH = 5
 """Runs that make a median of downtimes worth a verdict: emulated, they are noisy."""
 
-MEMORY = {"memfd": "shared memfd", "anon": "anonymous memory (the default)"}
+MEMORY = {
+    "memfd": "shared memfd",
+    "anon": "anonymous memory (the default)",
+    "file": "a file in shared memory",
+}
 
 Value = Callable[[Case], float | None]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """All runs with one memory back end, off and on."""
+    """All runs with one memory back end, off and on, and what else stands beside them."""
 
     backend: str
-    off: list[Case]
-    on: list[Case]
-    stock_qemu: list[Case] = field(default_factory=list)
-
-    @property
-    def real(self) -> bool:
-        """False: this KVM has no global_tdp, both sides are stock."""
-        return all(case.has_parameter for case in self.on)
-
-    @property
-    def sides(self) -> list[tuple[str, list[Case]]]:
-        """What there is to compare, named."""
-        on = "on" if self.real else "on: n/a"
-        named = [("stock QEMU", self.stock_qemu), ("off", self.off), (on, self.on)]
-        return [(name, cases) for name, cases in named if cases]
+    sides: dict[str, list[Case]]
+    """By name, in the order of columns."""
 
     @property
     def ratio(self) -> float:
         """Faults on, as a share of faults off."""
-        off = median(case.faults for case in self.off)
-        return median(case.faults for case in self.on) / off if off else float("inf")
+        off = median(case.faults for case in self.sides[OFF])
+        return median(case.faults for case in self.sides[ON]) / off if off else float("inf")
 
 
 def pairs(demo: Demo) -> list[Pair]:
-    """Return the cases by back end, in the order they ran."""
-    backends = list(dict.fromkeys(case.backend for case in demo.cases))
-
-    def pick(*wanted: object) -> list[Case]:
-        return [c for c in demo.cases if (c.backend, c.global_tdp, c.stock_qemu) == wanted]
-
-    return [
-        Pair(b, pick(b, False, False), pick(b, True, False), pick(b, False, True))
-        for b in backends
-    ]
+    """Return the cases by back end and side, in the order they ran."""
+    found: dict[str, dict[str, list[Case]]] = {}
+    for case in demo.cases:
+        found.setdefault(case.backend, {}).setdefault(case.side, []).append(case)
+    return [Pair(backend, sides) for backend, sides in found.items()]
 
 
-def show(demo: Demo) -> None:
-    """Print the table and how far the targets are met."""
+def show(demo: Demo) -> bool:
+    """Print the table and how far the targets are met; return whether all are."""
     found = pairs(demo)
     console = stdout()
     console.print(_table(demo, found))
     for why in demo.repeated:
         console.print(f"repeated: {why}", soft_wrap=True)
-    for line in _targets(demo.mode, found):
+    if demo.repeated:
+        console.print(f"{len(demo.repeated)} repeated, for {len(demo.cases)} cases")
+    lines = _targets(demo, found)
+    for line in lines:
         console.print(line, soft_wrap=True)
+    return not any(bad in line for line in lines for bad in (MISSED, WRONG))
 
 
 def _at(name: str, scale: float = 1) -> Value:
@@ -119,14 +111,14 @@ ROWS: list[tuple[str, Value]] = [
 
 
 def _table(demo: Demo, found: list[Pair]) -> Table:
-    runs = len(found[0].off)
+    runs = len(found[0].sides[OFF])
     title = f"{demo.mode} of a {demo.mem_mib} MiB guest, seen from its destination"
     note = f"{demo.release}; {demo.qemu}; all emulated: compare times only side by side"
     if runs > 1:
         note += f"; medians of {runs} runs (least-most)"
     table = Table(title=title, caption=note)
     table.add_column("global_tdp")
-    sides = [(pair.backend, *side) for pair in found for side in pair.sides]
+    sides = [(pair.backend, *side) for pair in found for side in pair.sides.items()]
     for backend, side, _ in sides:
         table.add_column(f"{backend}\n{side}", justify="right")
     for label, value in ROWS:
@@ -144,29 +136,30 @@ def _cell(cases: list[Case], value: Value) -> str:
     return text
 
 
-def _targets(mode: str, found: list[Pair]) -> list[str]:
+def _targets(demo: Demo, found: list[Pair]) -> list[str]:
     lines = []
     for pair in found:
         name = MEMORY[pair.backend]
-        if not pair.real:
-            lines.append(f"{name}: this KVM has no global_tdp, both sides are stock")
+        if not demo.has_parameter:
+            lines.append(f"{name}: this KVM has no global_tdp, all columns are stock")
             continue
-        strict = pair.backend == "memfd" and mode != "postcopy"
+        strict = pair.backend != "anon" and demo.mode != "postcopy"
         limit, wanted = (0.01, "at most 1 % of off's") if strict else (1, "no more than off")
-        verdict = "reached" if pair.ratio <= limit else "MISSED"
+        mapped = all(kvm.mapped_mib(case.at_end) for case in pair.sides[ON])
+        verdict = "reached" if mapped and pair.ratio <= limit else MISSED
         lines.append(f"{name}: {pair.ratio:.2%} of the faults; target {wanted}: {verdict}")
         if line := _downtime(pair):
             lines.append(f"{name}: {line}")
-    sides = (cases for pair in found for _, cases in pair.sides)
+    sides = (cases for pair in found for cases in pair.sides.values())
     lost = sum(case.mismatches for cases in sides for case in cases)
-    lines.append(f"guest data: {'WRONG, see above' if lost else 'every stamp right'}")
+    lines.append(f"guest data: {f'{WRONG}, see above' if lost else 'every stamp right'}")
     return lines
 
 
 def _downtime(pair: Pair) -> str | None:
     off, on = (
-        [case.downtime_ms for case in side if case.downtime_ms is not None]
-        for side in (pair.off, pair.on)
+        [case.downtime_ms for case in pair.sides[side] if case.downtime_ms is not None]
+        for side in (OFF, ON)
     )
     if not off or not on:
         return None

@@ -1,110 +1,178 @@
-"""One case: bring a guest from one QEMU process into another and look at the second."""
+"""One case: bring a guest from one QEMU process into another and look at the second.
+
+The guest is booted once, and stored: each case begins with it as it was then.
+"""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from lab.demo import kvm, stamps
-from lab.demo.config import Case, Job
-from lab.demo.vm import CPUS, Progress, QemuGoneError, Vm
+from lab.demo.config import Case
+from lab.demo.vm import CPUS, QemuGoneError, Setting, Vm
 from lab.demo.watch import Watch
 
-BOOT_SECONDS = 180
+BOOT_SECONDS = 300
 MIGRATE_SECONDS = 180
 VERIFY_SECONDS = 120
 
 _BANDWIDTH = 10 << 30
 _SNAPSHOT = "demo"
+_WAITS = "-incoming=defer"
+
+_CAPABILITIES = {
+    "postcopy": ("postcopy-ram",),
+    "multifd": ("multifd",),
+    "mapped-ram": ("mapped-ram",),
+    "cpr": ("x-ignore-shared",),
+}
 
 
-async def run(job: Job, case: Case, directory: Path) -> None:
+async def store(at: Setting) -> None:
+    """Boot the guest and store it; VmError if that fails."""
+    if at.job.mode == "savevm":
+        command = ("qemu-img", "create", "-q", "-f", "qcow2", at.stored, "64M")
+        await (await asyncio.create_subprocess_exec(*command)).wait()
+    async with Vm("source", at, *_drive(at)) as source:
+
+        def up(text: str) -> bool:
+            return stamps.ready(text, CPUS)
+
+        await source.said("its memory is not stamped", up, BOOT_SECONDS)
+        at.progress.now("the guest is up, its memory stamped and checked once")
+        await source.do("stop")
+        if at.job.mode == "savevm":
+            line = f"savevm {_SNAPSHOT}"
+            if said := await source.do("human_monitor_command", command_line=line):
+                raise source.error(f"{line} fails: {said.strip()}")
+        else:
+            if at.job.mode == "mapped-ram":
+                await _enable(source, at)
+            await _send(source, at, _uri(at, "cat >"))
+    at.progress.now("stored")
+
+
+async def run(at: Setting, case: Case) -> None:
     """Fill in `case`; VmError if a guest or a migration fails."""
-    progress = Progress()
+    how = {"savevm": _restore, "mapped-ram": _restore, "cpr": _hand_over}
+    bring = how.get(at.job.mode, _migrate)
     with kvm.tracing():
         before = kvm.sec_pagetables_kib()
-        if job.mode == "savevm":
-            await _restore(job, case, directory, progress)
-        else:
-            await _migrate(job, case, directory, progress)
+        await bring(at, case)
         case.sec_pagetables_kib -= before
 
 
-async def _migrate(job: Job, case: Case, directory: Path, progress: Progress) -> None:
-    incoming = Vm(job, "destination", case, directory, progress, "-incoming=defer")
-    async with incoming as destination:
-        async with Vm(job, "source", case, directory, progress) as source:
-            await _up(source)
+async def _migrate(at: Setting, case: Case) -> None:
+    async with Vm("destination", at, _WAITS) as destination:
+        async with Vm("source", at, _WAITS) as source:
+            await _load(source, _uri(at, "cat"))
+            at.progress.now("the stored guest runs")
+            for vm in (source, destination):
+                await _enable(vm, at)
+            path = f"unix:{at.directory / 'migration'}"
+            await destination.do("migrate_incoming", uri=path)
             async with Watch(destination) as watch:
-                path = directory / "migration"
                 try:
-                    case.migration = await _move(job, source, destination, path)
+                    case.migration = await _send(source, at, path, destination)
                 except QemuGoneError as gone:
                     # It may be the other one that went first.
                     why = f"{gone}; {destination.last_words()}"
                     raise QemuGoneError(why, gone.console) from gone
-                await _look(case, destination, watch)
+                at.progress.now("migrated")
+                await _look(case, destination, watch, toggle=at.job.toggle)
         case.sec_pagetables_kib = kvm.sec_pagetables_kib()
 
 
-async def _restore(job: Job, case: Case, directory: Path, progress: Progress) -> None:
-    disk = directory / "disk.qcow2"
-    await _create(disk)
-    drive = [f"-drive=if=none,id=disk,file={disk}", "-device=virtio-blk-pci,drive=disk"]
-    async with Vm(job, "source", case, directory, progress, *drive) as source:
-        await _up(source)
-        if said := await source.do("human_monitor_command", command_line=f"savevm {_SNAPSHOT}"):
-            raise source.error(f"savevm fails: {said.strip()}")
-        progress.now("saved")
-    drive += ["-S", f"-loadvm={_SNAPSHOT}"]
-    async with Vm(job, "destination", case, directory, progress, *drive) as destination:
+async def _hand_over(at: Setting, case: Case) -> None:
+    """End one QEMU and have another go on with the file that is the guest's memory."""
+    path = f"file:{at.directory / 'migration'}"
+    async with Vm("source", at, _WAITS) as source:
+        await _load(source, _uri(at, "cat"))
+        at.progress.now("the stored guest runs")
+        await _enable(source, at)
+        sent = await _send(source, at, path)
+        # Its downtime is that of the first half.
+        case.migration = {name: value for name, value in sent.items() if name != "downtime"}
+    async with Vm("destination", at, _WAITS) as destination:
+        await _enable(destination, at)
         async with Watch(destination) as watch:
-            await destination.do("cont")
-            await _look(case, destination, watch)
+            await destination.do("migrate_incoming", uri=path)
+            await _look(case, destination, watch, toggle=at.job.toggle)
         case.sec_pagetables_kib = kvm.sec_pagetables_kib()
 
 
-async def _create(disk: Path) -> None:
-    command = ("qemu-img", "create", "-q", "-f", "qcow2", str(disk), "64M")
-    process = await asyncio.create_subprocess_exec(*command)
-    await process.wait()
+async def _restore(at: Setting, case: Case) -> None:
+    """Have the destination itself read what was stored."""
+    more = [*_drive(at), "-S", f"-loadvm={_SNAPSHOT}"]
+    if at.job.mode == "mapped-ram":
+        more = ["-incoming=defer"]
+    async with Vm("destination", at, *more) as destination:
+        async with Watch(destination) as watch:
+            if at.job.mode == "mapped-ram":
+                await _enable(destination, at)
+                await _load(destination, _uri(at, "cat"))
+            else:
+                await destination.do("cont")
+            await _look(case, destination, watch, toggle=at.job.toggle)
+        case.sec_pagetables_kib = kvm.sec_pagetables_kib()
 
 
-async def _up(source: Vm) -> None:
-    """Wait until the guest has stamped and checked everything once."""
-
-    def up(text: str) -> bool:
-        return stamps.ready(text, CPUS)
-
-    await source.said("its memory is not stamped", up, BOOT_SECONDS)
-    source.progress.now("the guest is up, its memory stamped and checked once")
+def _drive(at: Setting) -> list[str]:
+    if at.job.mode != "savevm":
+        return []
+    return [f"-drive=if=none,id=disk,file={at.stored}", "-device=virtio-blk-pci,drive=disk"]
 
 
-async def _move(job: Job, source: Vm, destination: Vm, path: Path) -> dict[str, Any]:
-    """Migrate; return what the source's query-migrate says in the end."""
-    capability = {"postcopy": "postcopy-ram", "multifd": "multifd"}.get(job.mode)
-    if capability:
-        wanted = [{"capability": capability, "state": True}]
-        for vm in (source, destination):
-            await vm.do("migrate_set_capabilities", capabilities=wanted)
+def _uri(at: Setting, program: str) -> str:
+    """Return where the guest is stored, or how."""
+    return f"file:{at.stored}" if at.job.mode == "mapped-ram" else f"exec:{program} {at.stored}"
+
+
+async def _enable(vm: Vm, at: Setting) -> None:
+    names = _CAPABILITIES.get(at.job.mode, ())
+    wanted = [{"capability": name, "state": True} for name in names]
+    await vm.do("migrate_set_capabilities", capabilities=wanted)
+    if at.job.mode == "cpr":
+        await vm.do("migrate_set_parameters", mode="cpr-reboot")
+
+
+async def _load(vm: Vm, uri: str) -> None:
+    """Have a guest go on that was stored."""
+    await vm.do("migrate_incoming", uri=uri)
+    for _ in range(MIGRATE_SECONDS * 10):
+        status = (await vm.do("query_status"))["status"]
+        if status == "paused":
+            await vm.do("cont")
+            return
+        if status != "inmigrate":
+            raise vm.error(f"the stored guest is {status} when loaded")
+        vm.progress.still("loading the stored guest")
+        await asyncio.sleep(0.1)
+    raise vm.error(f"the stored guest is not loaded after {MIGRATE_SECONDS} s")
+
+
+async def _send(
+    source: Vm, at: Setting, uri: str, destination: Vm | None = None
+) -> dict[str, Any]:
+    """Migrate to somewhere; return what query-migrate says in the end."""
     await source.do("migrate_set_parameters", max_bandwidth=_BANDWIDTH)
-    await destination.do("migrate_incoming", uri=f"unix:{path}")
-    await source.do("migrate", uri=f"unix:{path}")
+    await source.do("migrate", uri=uri)
     info: dict[str, Any] = {"status": "none"}
-    switched = job.mode != "postcopy"
+    switched = at.job.mode != "postcopy" or not destination
     for _ in range(MIGRATE_SECONDS * 20):
         info = await source.do("query_migrate")
         # QEMU says so a moment before it has added up the times.
-        if info["status"] == "completed" and info["total-time"]:
-            source.progress.now("migrated")
+        if info["status"] == "completed" and info.get("total-time"):
+            if destination and not switched:
+                raise source.error("it was over before postcopy began; a larger --mem helps")
             return info
         if info["status"] in ("failed", "cancelled"):
             why = info.get("error-desc", "no reason given")
             raise source.error(f"the migration is {info['status']}: {why}", destination)
-        if not switched and info.get("ram", {}).get("transferred", 0) > job.mem_mib << 18:
+        if not switched and info.get("ram", {}).get("transferred", 0) > at.job.mem_mib << 18:
             await source.do("migrate_start_postcopy")
             switched = True
         sent = info.get("ram", {}).get("transferred", 0) >> 20
-        source.progress.still(f"migrating, {sent} of about {job.mem_mib} MiB")
+        source.progress.still(f"migrating, {sent} of about {at.job.mem_mib} MiB")
         await asyncio.sleep(0.05)
     raise source.error(
         f"the migration is not done after {MIGRATE_SECONDS} s but {info['status']}; "
@@ -112,7 +180,7 @@ async def _move(job: Job, source: Vm, destination: Vm, path: Path) -> dict[str, 
     )
 
 
-async def _look(case: Case, destination: Vm, watch: Watch) -> None:
+async def _look(case: Case, destination: Vm, watch: Watch, *, toggle: bool) -> None:
     """Count for the window, then see that the guest goes on and lost nothing."""
     await watch.finish()
     case.at_resume, case.at_end = watch.at_resume(), watch.at_end
@@ -124,6 +192,9 @@ async def _look(case: Case, destination: Vm, watch: Watch) -> None:
     what = "not all of its memory is checked after resume"
     found = await destination.said(what, all_checked, VERIFY_SECONDS)
     case.pages, case.mismatches = found.pages, found.mismatches
+    if toggle:
+        what = "no memslot comes and goes"
+        await destination.said(what, stamps.toggled, VERIFY_SECONDS)
     status = await destination.do("query_status")
     if status["status"] != "running":
         raise destination.error(f"the guest is {status['status']} after the migration")

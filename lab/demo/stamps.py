@@ -52,3 +52,8 @@ def verdict(console: str, cpus: int) -> Verdict | None:
         pages=sum(told[1][1] for told in passes.values()),
         mismatches=sum(told[-1][2] for told in passes.values()),
     )
+
+
+def toggled(console: str) -> bool:
+    """Return True once a memslot has come and gone many times."""
+    return bool(re.search(r"^toggle: \d+\s*$", console, re.M))

@@ -5,24 +5,27 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from qemu.qmp import ExecuteError, QMPClient, QMPError
 
 from lab.demo import stamps
-from lab.demo.config import Case, Job
+from lab.demo.config import Job, Side
 from lab.error import LabError
 
-QEMU = "qemu-system-x86_64"
 CPUS = 2
 SPARE_MIB = 160
 """Guest memory without stamps: its kernel, and some air."""
 
-_FIRMWARE = ("/usr/share/qemu", "/usr/share/seabios")
-"""Where Debian has it, for a QEMU that runs from where it was built."""
-
 _TAIL = 15
+_LOOK = ("info registers -a", "info lapic 0", "info lapic 1", "info registers -a")
+_LOOK_SECONDS = 10
+_MONITOR = "human-monitor-command"
+_QMP_SECONDS = 180
+"""Of one command: savevm takes the longest."""
+
 _QUIET_SECONDS = 20
 _T = TypeVar("_T")
 
@@ -57,25 +60,34 @@ class QemuGoneError(VmError):
     """QEMU ended by itself, e.g. as an emulated CPU had its guest reset."""
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What the guests of a case have in common."""
+
+    job: Job
+    side: Side
+    backend: str
+    stored: Path
+    """The guest as it was when it was stored."""
+
+    directory: Path
+    """For their files."""
+
+    progress: Progress
+
+
 class Vm:
     """A guest under `-accel kvm`; use as `async with Vm(...) as vm`."""
 
-    def __init__(
-        self,
-        job: Job,
-        name: str,
-        case: Case,
-        directory: Path,
-        progress: Progress,
-        *more: str,
-    ) -> None:
+    def __init__(self, name: str, setting: Setting, *more: str) -> None:
         self.name = name
-        self.console = directory / f"{name}.console"
-        self.log = directory / f"{name}.log"
-        options = [*_options(job, case), f"-serial=file:{self.console}", *more]
-        self._command = [QEMU if case.stock_qemu else job.qemu, *options]
+        self.console = setting.directory / f"{name}.console"
+        self.log = setting.directory / f"{name}.log"
+        job = setting.job
+        options = [*_options(setting), f"-serial=file:{self.console}", *more]
+        self._command = [job.patched if setting.side.patched else job.qemu, *options]
         self._qmp = QMPClient(name)
-        self.progress = progress
+        self.progress = setting.progress
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
@@ -118,7 +130,10 @@ class Vm:
         """Run a QMP command, `-` for `_` in its name and arguments."""
         given = {name.replace("_", "-"): value for name, value in arguments.items()}
         try:
-            return await self._qmp.execute(command.replace("_", "-"), given)
+            async with asyncio.timeout(_QMP_SECONDS):
+                return await self._qmp.execute(command.replace("_", "-"), given)
+        except TimeoutError:
+            raise self.error(f"QMP {command} is not answered in {_QMP_SECONDS} s") from None
         except ExecuteError as error:
             raise self.error(f"QMP {command} fails: {error}") from error
         except QMPError as error:
@@ -145,7 +160,22 @@ class Vm:
                     self.progress.still(f"{self.name}: {stamps.progress(text, CPUS)}")
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            raise self.error(f"{what} after {seconds:g} s") from None
+            late = self.error(f"{what} after {seconds:g} s")
+            raise VmError(str(late), f"{await self._state()}\n{late.console}") from None
+
+    async def _state(self) -> str:
+        """Return what is known of vCPUs that may hang."""
+        told = []
+        for thread in Path(f"/proc/{self.pid}/task").glob("*"):
+            with contextlib.suppress(OSError):
+                name = (thread / "comm").read_text().strip()
+                told.append(f"({name})\n{(thread / 'stack').read_text()}")
+        for line in _LOOK:
+            with contextlib.suppress(QMPError, TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    said = await self._qmp.execute(_MONITOR, {"command-line": line})
+                told.append(f"({line})\n{said}")
+        return "\n".join(told)
 
     def text(self) -> str:
         """Return the console so far."""
@@ -176,24 +206,30 @@ def _words(option: str) -> list[str]:
     return [name, value] if equals and name.startswith("-") else [option]
 
 
-def _options(job: Job, case: Case) -> list[str]:
-    machine = "q35"
-    accel = "kvm"
-    memory = []
-    if job.chosen_by_qemu and not case.stock_qemu:
-        memory = [f"-L={directory}" for directory in _FIRMWARE]
-        accel += f",global-tdp={'on' if case.global_tdp else 'off'}"
-    if case.backend == "memfd":
-        memory += [f"-object=memory-backend-memfd,id=ram,size={job.mem_mib}M,share=on"]
-        machine += ",memory-backend=ram"
-    given = f"stamp_mib={job.mem_mib - SPARE_MIB}"
+def _options(setting: Setting) -> list[str]:
+    job, side = setting.job, setting.side
+    firmware = [f"-L={directory}" for directory in job.firmware] if side.patched else []
+    # A host that stands still for a while is nobody's fault.
+    given = f"nosoftlockup tsc=reliable stamp_mib={job.mem_mib - SPARE_MIB}"
     if job.toggle:
-        memory += ["-device=VGA"]
+        firmware += ["-device=VGA"]
         given += " toggle=1"
     return [
         *("-nodefaults", "-no-user-config", "-display=none", "-no-reboot", "-cpu=host"),
-        *(f"-machine={machine}", f"-accel={accel}"),
-        *(f"-m={job.mem_mib}M", f"-smp={CPUS}", *memory),
+        *(f"-accel={side.accelerator}", f"-m={job.mem_mib}M", f"-smp={CPUS}"),
+        *(*_memory(setting), *firmware),
         *(f"-kernel={job.kernel}", f"-initrd={job.initramfs}"),
-        f"-append=console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable {given}",
+        f"-append=console=ttyS0 loglevel=5 panic=-1 mitigations=off {given}",
     ]
+
+
+def _memory(setting: Setting) -> list[str]:
+    """Return the options for memory: always by the same name, for a guest to move between."""
+    file = setting.directory / "ram"
+    kind = {
+        "anon": "memory-backend-ram",
+        "memfd": "memory-backend-memfd,share=on",
+        "file": f"memory-backend-file,share=on,prealloc=on,mem-path={file}",
+    }
+    ram = f"{kind[setting.backend]},id=pc.ram,size={setting.job.mem_mib}M"
+    return [f"-object={ram}", "-machine=q35,memory-backend=pc.ram"]

@@ -7,7 +7,7 @@ from typing import Self
 
 from lab.demo import kvm
 from lab.demo.config import Counters
-from lab.demo.vm import Vm, VmError
+from lab.demo.vm import QemuGoneError, Vm, VmError
 
 WINDOW = 5.0
 """Seconds after resume."""
@@ -78,7 +78,8 @@ class Watch:
             for at, counted in self._samples
             if zero < at <= zero + WINDOW
         ]
-        return [(0.0, 0), *after]
+        # What a machine that stood still has not sampled is known in the end.
+        return [(0.0, 0), *after, (WINDOW, kvm.memory_faults(self.at_end) - base)]
 
     def progress(self) -> list[tuple[float, float]]:
         """Return seconds after resume, negative before, and MiB mapped until then."""
@@ -100,4 +101,5 @@ def _files(vm: Vm) -> dict[str, Path]:
 
 
 def _gone(vm: Vm) -> VmError:
-    return vm.error("QEMU is gone, and KVM's counters with it")
+    gone = vm.error("QEMU is gone, and KVM's counters with it")
+    return QemuGoneError(str(gone), gone.console)

@@ -2,7 +2,7 @@
 # Runs in an emulated machine, as root: the commands of a list, one by one.
 #	run.sh DIRECTORY
 # lab/machine/runs.py has written there
-#	job		settings: root, beats, swap, prepare
+#	job		settings: root, beats, cpus (that commands may use), swap, prepare
 #	modules		what to load, for modules.sh
 #	commands	a line each: number, seconds that it may take, huge pages, name
 #	command.NUMBER	a script
@@ -72,6 +72,8 @@ message=$(load "$run/modules") || fail "$message"
 [ -z "$swap" ] || add_swap
 # shellcheck disable=SC1090,SC2154
 [ -z "$prepare" ] || . "$LAB_GUEST/$prepare"
+# shellcheck disable=SC2154
+[ -z "$cpus" ] || taskset -pc "$cpus" $$ >/dev/null || fail "no CPUs $cpus"
 while read -r number limit pages name; do
 	run_one "$number" "$limit" "$pages" "$name"
 done <"$run/commands"

@@ -56,7 +56,7 @@ log: bochs.log
 panic: action=fatal
 """
 _KERNEL = (
-    "console=ttyS0,115200 rdinit=/init nokaslr tsc=reliable panic=-1"
+    "console=ttyS0,115200 rdinit=/init nokaslr tsc=reliable tsc_early_khz=400000 panic=-1"
     " lab_guest={guest} lab_run={run} {params}"
 )
 _SCREEN = re.compile(rb'connected to screen "(/dev/pts/\d+)"')
@@ -79,7 +79,7 @@ def run(
     """Boot once, load KVM, run `commands`, and return what came of them.
 
     `programs` are static. `mem` is in MiB; a command's limit is in seconds of the machine, of
-    which one takes some twenty. The rest is as in lab.machine.npt.
+    which one takes up to eight. The rest is as in lab.machine.npt.
     """
     BOCHS.ensure()
     directory = runs.new_directory()
@@ -110,7 +110,7 @@ def _make_initramfs(
     (root / "init").chmod(0o755)
     for line in listed.splitlines():
         _copy_module(Path(line.split()[0]), root)
-    settings = {"beats": "", "prepare": "", "swap": runs.SWAP}
+    settings = {"beats": "", "cpus": "", "prepare": "", "swap": runs.SWAP}
     runs.write_job(directory, commands, listed.replace(".ko.xz", ".ko"), settings)
     for path in directory.iterdir():
         if path.is_file():

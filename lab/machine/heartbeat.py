@@ -1,10 +1,10 @@
 """Notice that an emulated machine stands still: wake it up, or have it ended.
 
-The machine's kernel writes to a file of the run every few seconds, see guest/npt.sh; before it
+The machine's kernel writes to a file of the run every few seconds, see guest/beat.sh; before it
 gets there, its console tells that it boots.
 
-QEMU 7.2 loses an interrupt now and then, as README.md tells: the APIC has it (IRR), the CPU
-does not get to know, and a kernel whose timer does not come again by itself waits for good.
+QEMU 7.2 lost an interrupt now and then, as README.md tells: the APIC had it (IRR), the CPU
+did not get to know, and a kernel whose timer does not come again by itself waits for good.
 Any other interrupt has QEMU look again. So whoever is silent for too long gets some, of
 keyboard and mouse.
 """
@@ -27,11 +27,15 @@ STATE = "stuck"
 
 _SOCKET = "qmp"
 _PENDING = re.compile(r"^IRR\s+\d", re.M)
-_BOOT_SECONDS = 300
+BOOT_SECONDS = 300
+"""That a machine may be silent as it boots, beside much other work."""
+
 _WAKE_SECONDS = 15
 _DEAD_SECONDS = 30
 _QMP_SECONDS = 10
-_LOOK = ("info registers -a", "info lapic 0", "info lapic 1", "info irq")
+_LOOK = ("info registers -a", *(f"info lapic {cpu}" for cpu in range(5)), "info irq")
+"""QEMU says which CPUs there are not."""
+
 _POKE = ("sendkey shift", "mouse_move 1 1")
 """Two: each interrupts one of the emulated CPUs, which one the kernel has chosen."""
 
@@ -70,7 +74,7 @@ class Heartbeat:
         beating = (self._directory / BEAT).exists()
         if not beating:
             begun = (self._directory / "begun").exists()
-            return not begun and self._silent > _BOOT_SECONDS
+            return not begun and self._silent > BOOT_SECONDS
         if self._silent == _WAKE_SECONDS:
             self._wake()
         return self._silent > _DEAD_SECONDS

@@ -22,15 +22,16 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from lab import shell
 from lab.error import LabError
-from lab.machine import heartbeat, runs, splat
+from lab.machine import heartbeat, runs, splat, tsc
 from lab.machine import params as modules
 from lab.machine.result import Command, Ended, Run, Stream
+from lab.make import probes
 from lab.paths import BUILD, ROOT, VENV_BIN
 from lab.source import debian
-from lab.source.unpacked import Unpacked
+from lab.source.unpacked import Qemu
 
+BOOT_SECONDS = heartbeat.BOOT_SECONDS
 STILL = "the emulated machine stands still"
 LATE = "the machine did not end within"
 
@@ -39,7 +40,9 @@ LATE = "the machine did not end within"
 class Machine:
     """What emulated machines differ in."""
 
-    cpu: str = "max"
+    cpu: str = "max,-erms,-fsrm"
+    """Without what has the kernel copy by `rep movsb`: emulated, a byte at a time."""
+
     kernel: str = ""
     """Parameters of its kernel."""
 
@@ -49,40 +52,42 @@ class Machine:
     prepare: str = ""
     """A script of lab/guest that comes before the commands to run."""
 
-    together: int = 0
-    """So many CPUs run at the same time, a thread of the host each; 0: they take turns."""
+    cpus: int = 2
+    """For the commands. There is one more, the first, for all else: on that the emulator
+    loses changes that SVM makes while others run, which first_cpu.c explains."""
 
 
 MACHINES = {
     "default": Machine(),
-    "5level": Machine(cpu="max,phys-bits=52"),
-    "4level": Machine(cpu="max,phys-bits=52", kernel="no5lvl"),
+    "4level": Machine(
+        cpu=f"{Machine.cpu},phys-bits=52", kernel="no5lvl hugepagesz=1G hugepages=1"
+    ),
+    "5level": Machine(cpu=f"{Machine.cpu},phys-bits=52"),
     "iommu": Machine(
         kernel="intel_iommu=on",
         options="-machine q35,kernel-irqchip=split -device intel-iommu -device edu",
         prepare="vfio.sh",
     ),
-    "giant": Machine(kernel="hugepagesz=1G hugepages=1"),
-    "together": Machine(together=2),
-    "together4": Machine(together=4),
+    "4cpus": Machine(cpus=4),
 }
 """Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
 VM's tables have as many levels as the host's own: five, unless it is told to use four. Four
-reach 48 bits, but memslots may be above that. An IOMMU, and a device in a group of its own,
-is what VFIO takes to assign one to a VM. A huge page of 1 GiB is reserved before anybody has
-the memory: later, the kernel zeroes all of it in one go, which takes too long. CPUs that run at
-the same time, if the host has as many, race as real ones do; those that take turns switch every
-100 ms or when one waits."""
+reach 48 bits, but memslots may be above that. That machine has a huge page of 1 GiB, too,
+reserved before anybody has the memory: later, the kernel zeroes all of it in one go, which
+takes too long. An IOMMU, and a device in a group of its own, is what VFIO takes to assign one
+to a VM."""
 
 _ICOUNT = "-icount shift=0,sleep=off"
-IN_TURNS = "-accel tcg,thread=single"
-TOGETHER = "-accel tcg,thread=multi"
+THREADS = "-accel tcg,thread=multi"
+"""CPUs run at the same time, a thread of the host each."""
+TURNS = "-accel tcg,thread=single"
+"""For machines without what the defects of threads take: a first CPU that nobody uses, and
+lab_breakpoint.ko."""
 
-QEMU = Unpacked("emulator", ("qemu-system-x86",), backports=True)
+
+QEMU = Qemu("emulator", backports=True)
 """The newest that Debian has made for its stable release. That of Debian 12 loses interrupts
-under SVM and corrupts what CPUs share that run at the same time; lab/README.md tells more."""
-
-_FIRMWARE = ("usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu")
+under SVM; lab/README.md tells more."""
 
 
 class Ending(Enum):
@@ -93,10 +98,14 @@ class Ending(Enum):
     DEAD = 2
 
 
+class _BreakpointError(LabError):
+    """A machine died of the emulator before its first command."""
+
+
 def run(
     commands: Sequence[Command],
     *,
-    cpus: int = 2,
+    cpus: int = 0,
     mem: str = "4G",
     params: str = "",
     icount: bool = False,
@@ -117,48 +126,55 @@ def run(
     as nanoseconds, on one CPU or, in turns, on so many, of which all count. `stock`, `checked`
     and `kvm` say whose modules, as in lab.machine.params. `image` is a kernel with KVM built
     in, to boot instead of Debian's; `params` are the kernel's then. `machine` is one of
-    MACHINES, some of which have a number of `cpus` of their own; `swap` gives it swap space.
+    MACHINES, which says how many `cpus` it has by default; `swap` gives it swap space.
     `timeout` is in seconds and includes the boot.
     `live` gets what the commands print, `ended` each result. A machine that dies midway has
     results, too. LabError: it does not boot, or a module does not load.
     """
-    directory, kind = runs.new_directory(), MACHINES[machine]
+    kind = MACHINES[machine]
+    count = turns if icount else cpus or kind.cpus
     chosen = {"stock": stock, "checked": checked, "kvm": kvm}
     listed = "" if image else modules.to_load("kvm_amd", params, **chosen)
+    if not image and not icount:
+        probes.build()
+        listed = f"{probes.BREAKPOINT}\n{listed}"
     settings = {
         "beats": "" if icount or image else "yes",
+        "cpus": "" if icount else f"1-{count}",
         "prepare": kind.prepare,
         "swap": runs.SWAP if swap else "",
     }
-    runs.write_job(directory, commands, listed, settings)
-    accelerator = _ICOUNT if icount else TOGETHER if kind.together else IN_TURNS
-    count = turns if icount else kind.together or cpus
-    options = f"-cpu {kind.cpu} {kind.options} {accelerator} {heartbeat.options(directory)}"
-    given = f"no_timer_check {kind.kernel}"  # it comes too late on a host that is busy
+    accelerator = _ICOUNT if icount else THREADS
+    # Figures per instruction are of all that a CPU can do.
+    cpu = "max" if icount else kind.cpu
+    options = f"-cpu {cpu} {kind.options} {accelerator}"
+    given = kind.kernel
+    if not icount:
+        # What the kernel measures, or checks, on a busy host is wrong.
+        given += f" no_timer_check tsc=reliable tsc_early_khz={tsc.khz()}"
     given += f" {params}" if image else " modprobe.blacklist=kvm_amd,kvm_intel"
-    command = (
-        *(VENV_BIN / "vng", f"--qemu={emulator()}", "--disable-kvm"),
-        *("--run", image or debian.kernel().image),
-        *("--verbose", "--force-9p", "--user", "root", "--rwdir", BUILD),
-        *("--cpus", str(count), "--memory", mem, f"--qemu-opts={options}"),
-        *("--append", given),
-        *("--", f"sh {shlex.quote(f'{runs.GUEST}/run.sh')} {shlex.quote(str(directory))}"),
-    )
-    stream = Stream(live, ended)
-    ending = pump(command, directory, stream.feed, timeout)
-    stream.close()
-    return _judge(stream, directory, ending, timeout)
 
+    def boot(directory: Path) -> Run:
+        runs.write_job(directory, commands, listed, settings)
+        qemu = f"{options} {heartbeat.options(directory)}"
+        command = (
+            *(VENV_BIN / "vng", f"--qemu={QEMU.program()}", "--disable-kvm"),
+            *("--run", image or debian.kernel().image),
+            *("--verbose", "--force-9p", "--user", "root", "--rwdir", BUILD),
+            *("--cpus", str(count + (not icount)), "--memory", mem, f"--qemu-opts={qemu}"),
+            *("--append", given),
+            *("--", f"sh {shlex.quote(f'{runs.GUEST}/run.sh')} {shlex.quote(str(directory))}"),
+        )
+        stream = Stream(live, ended)
+        ending = pump(command, directory, stream.feed, timeout)
+        stream.close()
+        return _judge(stream, directory, ending, timeout)
 
-def emulator() -> Path:
-    """Return the program that emulates machines, unpacked if it was not."""
-    QEMU.ensure()
-    script = QEMU.root / "qemu-system-x86_64"
-    where = [word for name in _FIRMWARE for word in ("-L", QEMU.root / name)]
-    with shell.locked("emulator"):
-        if not script.exists():
-            QEMU.write_script(script, "usr/bin/qemu-system-x86_64", *where)
-    return script
+    try:
+        return boot(runs.new_directory())
+    except _BreakpointError as error:
+        print(f"lab: {error}; see lab/README.md; another is started", file=sys.stderr)
+        return boot(runs.new_directory())
 
 
 def command(
@@ -179,6 +195,8 @@ def command(
         print(f"lab: {done.died}; starting another", file=sys.stderr, flush=True)
     if done.died and LATE not in done.died:
         raise LabError(done.died)
+    if done.died:
+        print(f"lab: {done.died}", file=sys.stderr, flush=True)
     return done
 
 
@@ -188,8 +206,8 @@ def add_machine(command: argparse.ArgumentParser, default: str | None = "default
         "--machine",
         choices=MACHINES,
         default=default,
-        help="with physical addresses of 52 bits, 4 levels of page tables, an IOMMU, or"
-        " CPUs that run at the same time",
+        help="with physical addresses of 52 bits, 4 levels of page tables and a huge page of"
+        " 1 GiB, an IOMMU, or 4 CPUs",
     )
 
 
@@ -270,15 +288,24 @@ def _judge(stream: Stream, directory: Path, ending: Ending, timeout: float) -> R
         print(f"lab: the kernel complained:\n{text}", file=sys.stderr)
     for line in splat.stalls(console):
         print(f"lab: a stall, likely of the emulation: {line}", file=sys.stderr)
+    if gone := splat.breakpoints(console):
+        print(
+            f"lab: the emulator ran {gone} breakpoints that were gone; lab_breakpoint.ko went"
+            " on, see lab/README.md",
+            file=sys.stderr,
+        )
     if stream.failure:
         raise LabError(stream.failure)
     if stream.done:
         return run
     runs.show_tail(console)
+    complaints = splat.find(f"{splat.BEGIN}\n{console}")
+    if not stream.results and complaints and splat.is_of_a_breakpoint_gone(complaints[0]):
+        raise _BreakpointError("a guest that boots ran a breakpoint that was gone")
     if ending is Ending.DEAD:
         run.died = f"{STILL}; see {directory}"
     elif ending is Ending.LATE:
-        run.died = f"{LATE} {timeout:g} s (TIMEOUT= allows more); see {directory}"
+        run.died = f"{LATE} {timeout:g} s; see {directory}"
     elif (directory / "begun").exists():
         run.died = f"the guest died in the run; its console is {directory / 'console'}"
     else:

@@ -2,7 +2,7 @@
 
 from lab import shell
 from lab.paths import BUILD, LINUX, SELFTESTS
-from lab.shell import console
+from lab.shell import console, locked
 from lab.source import tree
 
 SOURCE = LINUX / "tools/testing/selftests/kvm"
@@ -12,6 +12,11 @@ HEADERS = BUILD / "headers"
 
 def build() -> None:
     """Bring build/selftests up to date with build/linux."""
+    with locked("selftests"):
+        _build()
+
+
+def _build() -> None:
     tree.ensure()
     SELFTESTS.mkdir(exist_ok=True)
     shell.build("headers", "make", "-C", LINUX, f"O={HEADERS}", "ARCH=x86", "headers", "-j2")

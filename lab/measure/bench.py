@@ -67,11 +67,20 @@ CASES = (
     Case(
         "prefault", "prefault, feature off", over_stock=0.5, told="`KVM_PRE_FAULT_MEMORY`, the"
     ),
-    Case("fault_around", "touch, fault-around", at_most=(40, None), told="first touch with"),
+    Case("fault_around", "touch, fault-around", at_most=(40, 7), told="first touch with"),
     Case("populate", "populate", at_most=(22, 2), told="`KVM_POPULATE_MEMORY`"),
     Case("populate_touch", "populate, then touch", faults_at_most=1),
-    Case("populate_again", "populate again", at_most=(11, 11), told="looking at"),
+    Case("populate_again", "populate again", at_most=(10, 1), told="looking at"),
 )
+"""Targets are the figures of DOCUMENT, rounded up."""
+
+SPREAD = 0.002
+"""As a share: no two rounds may differ by more, nor may DOCUMENT from what is measured, beside
+its own rounding. Two measurements, of two builds, had 0.04 % between figures of stock modules:
+instructions are counted, and other work of the host changes nothing."""
+
+SPREAD_LEAST = 0.05
+"""The same in instructions a page: of so few, a timer interrupt is a larger share."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,8 @@ def run(args: argparse.Namespace) -> int:
     ).status
     if status:
         raise LabError(f"the benchmark ended with status {status}; see its output above")
-    figures = list(best(_read()))
+    measured = list(_read())
+    figures = list(best(measured))
     cells = judge(figures)
     restored = restore.figures(_restored())
     _show(cells)
@@ -129,12 +139,20 @@ def run(args: argparse.Namespace) -> int:
     content["restore"] = restored
     saved.write_text(json.dumps(content, indent=1) + "\n")
     print(f"saved: {saved.relative_to(ROOT)}")
-    met = [cell.met for _, row in cells for cell in row.values() if cell.met is not None]
-    wrong = list(untrue(DOCUMENT.read_text(), cells))
+    return conclude(cells, list(drift(measured)), list(untrue(DOCUMENT.read_text(), cells)))
+
+
+def conclude(
+    rows: Sequence[tuple[Case, dict[str, Cell]]], drifts: Sequence[str], wrong: Sequence[str]
+) -> int:
+    """Print what is wrong beside missed targets, and the last line; return the status."""
+    for line in drifts:
+        print(f"rounds differ: {line}")
     for line in wrong:
         print(f"{DOCUMENT.relative_to(ROOT)}: {line}")
-    states = Counter(State.PASSED if good else State.FAILED for good in [*met, not wrong])
-    return report.end(states)
+    met = [cell.met for _, row in rows for cell in row.values() if cell.met is not None]
+    good = [*met, not drifts, not wrong]
+    return report.end(Counter(State.PASSED if each else State.FAILED for each in good))
 
 
 def _script(mib: int) -> str:
@@ -181,6 +199,23 @@ def best(figures: Iterable[Figure]) -> Iterable[Figure]:
     return lowest.values()
 
 
+def drift(figures: Iterable[Figure]) -> Iterator[str]:
+    """Return what a machine that drifts, or a case that is not steady, has not measured."""
+    rounds: dict[tuple[str, str, str], list[float]] = {}
+    for figure in figures:
+        key = (figure.modules, figure.case, figure.backing)
+        rounds.setdefault(key, []).append(figure.ns_per_page)
+    for key, values in rounds.items():
+        if len(values) != ROUNDS:
+            yield f"{', '.join(key)}: {len(values)} rounds of {ROUNDS}"
+        elif max(values) - min(values) > _tolerance(min(values)):
+            yield f"{', '.join(key)}: {min(values):.2f} to {max(values):.2f}"
+
+
+def _tolerance(measured: float) -> float:
+    return max(SPREAD * measured, SPREAD_LEAST)
+
+
 def judge(figures: Sequence[Figure]) -> list[tuple[Case, dict[str, Cell]]]:
     """Return each row with a cell for each backing; LabError if a figure is missing."""
     known = {(figure.modules, figure.case, figure.backing): figure for figure in figures}
@@ -214,7 +249,7 @@ def _cell(case: Case, figure: Figure, stock: Figure | None) -> Cell:
 
 
 def untrue(text: str, rows: Sequence[tuple[Case, dict[str, Cell]]]) -> Iterator[str]:
-    """Return where a table of the documentation is off by more than a hundredth."""
+    """Return where a table of the documentation is not what was measured, rounded."""
     lines = [line.strip("| ") for line in text.splitlines() if line.startswith("|")]
     for case, cells in rows:
         if not case.told:
@@ -223,7 +258,9 @@ def untrue(text: str, rows: Sequence[tuple[Case, dict[str, Cell]]]) -> Iterator[
         for column, cell in enumerate(cells.values(), 1):
             number = _NUMBER.match(told[column]) if len(told) > column else None
             measured = cell.figure.ns_per_page
-            if not number or abs(float(number[1]) - measured) > max(0.01 * measured, 0.1):
+            rounding = 0.05 if number and "." in number[1] else 0.5
+            allowed = rounding + _tolerance(measured)
+            if not number or abs(float(number[1]) - measured) > allowed:
                 yield f"{case.told}: {number[1] if number else 'nothing'}, not {measured:.1f}"
 
 

@@ -16,7 +16,7 @@ from debian.debian_support import Version
 from lab import shell
 from lab.error import LabError
 from lab.paths import BUILD, DEBIAN
-from lab.shell import working
+from lab.shell import locked, working
 
 SOURCE = "linux-source-6.12"
 IMAGE = re.compile(r"linux-image-(6\.12\.\d+\+deb12(?:\.\d+)?-amd64)-unsigned$")
@@ -62,7 +62,9 @@ def kernel() -> Kernel:
     elif Kernel(wanted).source.exists():
         return Kernel(wanted)
     release, version = _resolve(wanted)
-    _fetch(Kernel(release), version)
+    with locked("kernel"):
+        if not Kernel(release).source.exists():
+            _fetch(Kernel(release), version)
     return Kernel(release)
 
 

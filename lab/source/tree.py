@@ -16,7 +16,7 @@ from pathlib import Path
 from lab import shell
 from lab.error import LabError
 from lab.paths import BUILD, LINUX, ROOT
-from lab.shell import console, working
+from lab.shell import console, locked, working
 from lab.source import debian, patches
 from lab.source.git import BASE, BRANCH, IDENTITY, Git
 from lab.source.patches import Patch
@@ -27,7 +27,11 @@ STATE = LINUX / ".git" / "lab.json"
 
 def compose() -> None:
     """Bring build/linux to what the repository says; refuse to lose edits made in it."""
-    kernel = debian.kernel()
+    with locked("tree"):
+        _compose(debian.kernel())
+
+
+def _compose(kernel: debian.Kernel) -> None:
     if LINUX.exists():
         if reason := unsaved():
             raise LabError(reason)

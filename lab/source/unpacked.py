@@ -41,8 +41,10 @@ class Unpacked:
     def write_script(self, path: Path, program: str, *args: Path | str) -> None:
         """Write a script that runs a program, for who wants a single path."""
         words = " ".join(shlex.quote(str(word)) for word in (*self.command(program), *args))
-        path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-        path.chmod(0o755)
+        new = path.with_suffix(".new")
+        new.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        new.chmod(0o755)
+        new.rename(path)
 
     def ensure(self) -> None:
         """Fetch and unpack it, unless it is there."""
@@ -64,3 +66,26 @@ class Unpacked:
                 *mirror.sources(self.release, backports=self.backports),
             )
         scratch.rename(self.root)
+
+
+@dataclass(frozen=True)
+class Qemu(Unpacked):
+    """QEMU for x86."""
+
+    packages: tuple[str, ...] = ("qemu-system-x86",)
+
+    @property
+    def firmware(self) -> list[Path]:
+        """Where to look for what a machine boots."""
+        places = ("usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu")
+        return [self.root / place for place in places]
+
+    def program(self) -> Path:
+        """Return a path to run it by, unpacked if it was not."""
+        self.ensure()
+        script = self.root / "qemu-system-x86_64"
+        where = [word for place in self.firmware for word in ("-L", place)]
+        with shell.locked(self.name):
+            if not script.exists():
+                self.write_script(script, "usr/bin/qemu-system-x86_64", *where)
+        return script

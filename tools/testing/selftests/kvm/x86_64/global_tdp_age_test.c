@@ -15,10 +15,9 @@
 #include "kvm_util.h"
 #include "processor.h"
 #include "global_tdp.h"
+#include "global_tdp_damon.h"
 
-#define DAMON		"/sys/kernel/mm/damon/admin/kdamonds"
-#define CONTEXT		DAMON "/0/contexts/0"
-#define SCHEME		CONTEXT "/schemes/0"
+#define SCHEME		GTDP_DAMON_CONTEXT "/schemes/0"
 
 #define MEM_SIZE	SZ_4M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
@@ -39,60 +38,23 @@ struct env {
 	bool stop;
 };
 
-static void set_text(const char *dir, const char *name, const char *text)
-{
-	TEST_ASSERT(gtdp_write_file(dir, name, text), "Can't write '%s' to %s/%s", text, dir,
-		    name);
-}
-
-static void set(const char *dir, const char *name, uint64_t value)
-{
-	char text[32];
-
-	snprintf(text, sizeof(text), "%lu", value);
-	set_text(dir, name, text);
-}
-
-static void set_target(int target, void *hva, size_t size)
-{
-	char dir[128], region[160];
-
-	snprintf(dir, sizeof(dir), CONTEXT "/targets/%d", target);
-	set(dir, "pid_target", getpid());
-	set(dir, "regions/nr_regions", 1);
-	snprintf(region, sizeof(region), "%s/regions/0", dir);
-	set(region, "start", (uint64_t)hva);
-	set(region, "end", (uint64_t)hva + size);
-}
-
-static void stop_damon(void)
-{
-	gtdp_write_file(DAMON "/0", "state", "off");
-	gtdp_write_file(DAMON, "nr_kdamonds", "0");
-}
-
 static bool start_damon(struct env *env)
 {
-	if (!gtdp_write_file(DAMON, "nr_kdamonds", "1") ||
-	    !gtdp_write_file(DAMON "/0", "contexts/nr_contexts", "1") ||
-	    !gtdp_write_file(CONTEXT, "operations", "fvaddr")) {
-		ksft_print_msg("no DAMON\n");
-		return false;
-	}
+	const struct gtdp_damon_target targets[] = {
+		{ env->mem.hva, HALF_SIZE },
+		{ env->mem.hva + HALF_SIZE, HALF_SIZE },
+	};
 
-	set(CONTEXT, "monitoring_attrs/intervals/sample_us", SAMPLE_USECS);
-	set(CONTEXT, "monitoring_attrs/intervals/aggr_us", AGGREGATE_USECS);
-	set(CONTEXT, "targets/nr_targets", 2);
-	set_target(0, env->mem.hva, HALF_SIZE);
-	set_target(1, env->mem.hva + HALF_SIZE, HALF_SIZE);
+	if (!gtdp_damon_create(targets, ARRAY_SIZE(targets), SAMPLE_USECS, AGGREGATE_USECS))
+		return false;
 
 	/* Tell of all regions. */
-	set(CONTEXT, "schemes/nr_schemes", 1);
-	set_text(SCHEME, "action", "stat");
-	set(SCHEME, "access_pattern/sz/max", UINT64_MAX);
-	set(SCHEME, "access_pattern/nr_accesses/max", UINT32_MAX);
-	set(SCHEME, "access_pattern/age/max", UINT32_MAX);
-	set_text(DAMON "/0", "state", "on");
+	gtdp_damon_set(GTDP_DAMON_CONTEXT, "schemes/nr_schemes", 1);
+	gtdp_damon_set_text(SCHEME, "action", "stat");
+	gtdp_damon_set(SCHEME, "access_pattern/sz/max", UINT64_MAX);
+	gtdp_damon_set(SCHEME, "access_pattern/nr_accesses/max", UINT32_MAX);
+	gtdp_damon_set(SCHEME, "access_pattern/age/max", UINT32_MAX);
+	gtdp_damon_start();
 	return true;
 }
 
@@ -124,7 +86,7 @@ static bool ask(struct env *env, uint64_t *used, uint64_t *unused)
 	*used = 0;
 	*unused = 0;
 	usleep(AGGREGATE_USECS);
-	set_text(DAMON "/0", "state", "update_schemes_tried_regions");
+	gtdp_damon_set_text(GTDP_DAMON "/0", "state", "update_schemes_tried_regions");
 
 	for (i = 0; read_region(i, "start", &start); i++) {
 		if (!read_region(i, "nr_accesses", &young))
@@ -199,7 +161,7 @@ static bool test_age(bool populate)
 		TEST_ASSERT(!unused, "What nobody uses was young at %lu looks", unused);
 	}
 
-	stop_damon();
+	gtdp_damon_stop();
 	WRITE_ONCE(env.stop, true);
 	pthread_join(threads[0], NULL);
 	if (populate)
@@ -227,7 +189,5 @@ static const struct gtdp_test tests[] = {
 int main(void)
 {
 	gtdp_require(KVM_GLOBAL_TDP_POPULATE);
-	/* For when an assertion fails, too. */
-	atexit(stop_damon);
 	gtdp_run_tests(tests, ARRAY_SIZE(tests));
 }

@@ -374,8 +374,7 @@ static bool test_disable_busy(void)
 	for (i = 0; i < 10 && !hits; i++) {
 		vm = create_large(GTDP_ALL, &mem);
 		populate_async(vm, GTDP_GPA, NR_LARGE * LARGE_MEM_SIZE);
-		while (!gtdp_nr_populated(vm))
-			;
+		__gtdp_wait_until(gtdp_nr_populated(vm), 0);
 		TEST_ASSERT_EQ(enable(vm, 0, 0), 0);
 		nr = gtdp_nr_populated(vm);
 		hits += nr < LARGE_PAGES;
@@ -431,8 +430,7 @@ static bool test_disable_populate(void)
 	for (i = 0; i < 10 && hits < 3; i++) {
 		vm = create_large(KVM_GLOBAL_TDP_POPULATE, &mem);
 		pthread_create(&thread, NULL, populator, vm);
-		while (!gtdp_nr_populated(vm))
-			;
+		__gtdp_wait_until(gtdp_nr_populated(vm), 0);
 		TEST_ASSERT_EQ(enable(vm, 0, 0), 0);
 		nr = gtdp_nr_populated(vm);
 		hits += nr < LARGE_PAGES;
@@ -467,8 +465,7 @@ static bool test_disable_faults(void)
 	gtdp_stamp(mem.hva, NR_PAGES, 1);
 
 	/* Those of other VMs have been stopped, but may be about to exit yet. */
-	while (gtdp_kernel_threads(tids, ARRAY_SIZE(tids)))
-		usleep(1000);
+	gtdp_wait_until(!gtdp_kernel_threads(tids, ARRAY_SIZE(tids)));
 
 	for (i = 0; i < ARRAY_SIZE(cases); i++) {
 		vm = gtdp_vm_create_bare(1);

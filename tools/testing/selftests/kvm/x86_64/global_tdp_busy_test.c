@@ -2,8 +2,9 @@
 /*
  * Proves what KVM_POPULATE_MEMORY does where something else is being done: memory
  * that the host is about to change, and a memslot that is about to go, are left
- * alone, with EAGAIN, from which the same call goes on later; and threads that
- * populate the same memory at the same time don't keep each other from it.
+ * alone, with EAGAIN, from which the same call goes on later; roots that are being
+ * zapped are not used; and threads that populate the same memory at the same time
+ * don't keep each other from it.
  *
  * What is being done takes the kernel a while, in which it lets others run.  So
  * the thread that populates has priority on the only CPU of both, and gets there
@@ -48,6 +49,9 @@ struct env {
 	uint64_t nr_others;
 	cpu_set_t cpus;
 	bool stop;
+	/* Huge pages are not executable, and whether that could be changed. */
+	bool forced;
+	bool toggled;
 };
 
 static void env_create(struct env *env)
@@ -188,9 +192,10 @@ static void *deleter(void *arg)
 static int populate_until_gone(struct env *env)
 {
 	struct kvm_populate_memory range;
-	int err = 0, hits = 0;
+	int err = 0, hits = 0, polls = 0;
 
 	do {
+		TEST_ASSERT(polls++ < MAX_POLLS, "Still there, after EAGAIN %d times", hits);
 		range = (struct kvm_populate_memory) { .gpa = MEM_GPA, .size = MEM_SIZE };
 		err = populate(env, &range);
 		TEST_ASSERT(err == EAGAIN || err == ENOENT || (!err && !hits),
@@ -226,6 +231,69 @@ static bool test_deleted(void)
 
 	env_destroy(&env);
 	return first;
+}
+
+/* Has KVM invalidate all roots, and zap them, which takes a while. */
+static void *toggler(void *arg)
+{
+	struct env *env = arg;
+
+	env->forced = !env->forced;
+	env->toggled = gtdp_set_param("nx_huge_pages", env->forced ? "force" : "off");
+	WRITE_ONCE(env->stop, true);
+	return NULL;
+}
+
+/*
+ * What is populated while all roots are being zapped gets into a new one, and is
+ * still there when they have gone: it is all that is mapped then.  (The last call
+ * may have come too early, or nothing been left to zap: then nothing is mapped.)
+ */
+static bool test_invalidated(void)
+{
+	const uint64_t size = FRONT_SIZE + MEM_SIZE;
+	int i, hits = 0, polls;
+	pthread_t thread;
+	struct env env;
+	uint64_t mapped;
+	bool first;
+
+	/* It may be on: from here on, each change is one.  It fails if it is "never". */
+	if (!gtdp_set_param("nx_huge_pages", "off"))
+		return false;
+
+	env_create(&env);
+	env.toggled = true;
+	first = go_first(&env);
+	for (i = 0; i < ROUNDS && first && env.toggled; i++) {
+		gtdp_populate_full(env.vm, GTDP_GPA, size);
+		WRITE_ONCE(env.stop, false);
+		pthread_create(&thread, NULL, toggler, &env);
+		for (polls = 0; polls < MAX_POLLS && !READ_ONCE(env.stop); polls++) {
+			usleep(POLL_USECS);
+			if (READ_ONCE(env.stop))
+				break;
+			gtdp_populate_full(env.vm, GTDP_GPA, FRONT_SIZE);
+		}
+		TEST_ASSERT(READ_ONCE(env.stop), "No end after %d calls", polls);
+		pthread_join(thread, NULL);
+
+		mapped = gtdp_nr_mapped(env.vm);
+		TEST_ASSERT(!mapped || mapped == FRONT_PAGES,
+			    "%lu pages are mapped, of %llu", mapped, FRONT_PAGES);
+		hits += !!mapped;
+		gtdp_populate_code(env.vm);
+		gtdp_populate_full(env.vm, GTDP_GPA, size);
+		TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), env.nr_others + NR_PAGES);
+		TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA,
+					FRONT_PAGES + NR_PAGES, HOST_TAG), 0);
+	}
+	go_along(&env);
+	gtdp_restore_params();
+	TEST_ASSERT(!first || !env.toggled || hits, "Nobody met a root that was being zapped");
+
+	env_destroy(&env);
+	return first && env.toggled;
 }
 
 struct populator {
@@ -287,6 +355,7 @@ static const struct gtdp_test tests[] = {
 	{ "memory is just being changed", test_changed },
 	{ "memslot is just being deleted", test_deleted },
 	{ "memory is just being populated", test_same },
+	{ "roots are just being zapped", test_invalidated },
 };
 
 /* Takes part of the name of a test, to leave out all others. */

@@ -37,6 +37,7 @@
 #include "kvm_util.h"
 #include "processor.h"
 #include "global_tdp.h"
+#include "global_tdp_damon.h"
 #include "global_tdp_layout.h"
 #include "global_tdp_storm.h"
 
@@ -67,8 +68,17 @@
 
 #define NR_POPULATORS	2
 
+/* Copies, and pages populated in each round, that there are to be in any case. */
+#define MIN_COPIES	2
+#define MIN_POPULATED	100
+
 /* Pages that are alike, for KSM to merge. */
 #define MERGED_PAGES	32
+
+#define PAGE_IDLE	"/sys/kernel/mm/page_idle/bitmap"
+
+/* Between two looks of DAMON, at a page of each of its regions. */
+#define AGE_USECS	5000
 
 /* What is paged out at a time. */
 #define PAGED_OUT	SZ_256K
@@ -257,12 +267,35 @@ static void *copier(void *arg)
 	return NULL;
 }
 
+/* Who does not have idle page tracking may have DAMON, which then does it all the time. */
+static bool start_ageing(void)
+{
+	const struct gtdp_damon_target targets[] = {
+		{ mem.hva, MEM_SIZE },
+		{ logged.hva, LOGGED_SIZE },
+	};
+
+	if (!access(PAGE_IDLE, W_OK)) {
+		pr_info("pages age by idle page tracking\n");
+		return true;
+	}
+	if (!gtdp_damon_create(targets, ARRAY_SIZE(targets), AGE_USECS, 10 * AGE_USECS))
+		return false;
+
+	gtdp_damon_start();
+	pr_info("pages age by DAMON\n");
+	return true;
+}
+
 /* Idle page tracking asks whether a page was accessed, and makes KVM forget. */
 static void age(void *hva, uint64_t nr)
 {
 	int pagemap = open("/proc/self/pagemap", O_RDONLY);
-	int idle = open("/sys/kernel/mm/page_idle/bitmap", O_RDWR);
+	int idle = open(PAGE_IDLE, O_RDWR);
 	uint64_t i, entry, pfn, bit;
+
+	if (idle < 0)
+		usleep(AGE_USECS);
 
 	for (i = 0; i < nr && pagemap >= 0 && idle >= 0; i++) {
 		if (pread(pagemap, &entry, sizeof(entry),
@@ -460,10 +493,12 @@ static void set_piece(struct gtdp_piece *piece)
 static void new_layout(void)
 {
 	struct gtdp_piece *piece;
+	int tries = 1000;
 
 	for (piece = layout.pieces; piece < pieces_end(); piece++)
 		gtdp_piece_delete(vm, piece);
 	do {
+		TEST_ASSERT(tries--, "No layout has a memslot");
 		gtdp_layout_choose(&layout, &areas, &rng, NR_PAGES);
 	} while (!layout.nr);
 	layouts[layout.kind]++;
@@ -748,9 +783,28 @@ static void check_logs(void)
 	}
 }
 
+/* At random, but each of them once before any of them is next again. */
+static int next_action(void)
+{
+	static int left[ARRAY_SIZE(actions)];
+	static uint64_t nr_left;
+	uint64_t chosen;
+	int action;
+
+	if (!nr_left) {
+		for (nr_left = 0; nr_left < ARRAY_SIZE(actions); nr_left++)
+			left[nr_left] = nr_left;
+	}
+
+	chosen = random_below(&rng, nr_left);
+	action = left[chosen];
+	left[chosen] = left[--nr_left];
+	return action;
+}
+
 static void one_round(void)
 {
-	int action = random_below(&rng, ARRAY_SIZE(actions));
+	int action = next_action();
 
 	actions[action]();
 	counts[action]++;
@@ -768,6 +822,24 @@ static void storm(void)
 	WRITE_ONCE(paused, true);
 	gtdp_storm(&rng, STORM_PAGES);
 	WRITE_ONCE(paused, false);
+}
+
+/*
+ * However short the run, and however busy the machine: what is to be raced against
+ * is done, and what is copied has been written to meanwhile.
+ */
+static void check_busy(uint64_t rounds, uint64_t before)
+{
+	/* Pages that the log begins with, though nobody has written to them. */
+	const uint64_t all_set = log_caps & KVM_DIRTY_LOG_INITIALLY_SET ? LOGGED_PAGES : 0;
+	uint64_t populated;
+
+	gtdp_wait_until(READ_ONCE(calls) > rounds);
+	gtdp_wait_until(READ_ONCE(copies) > MIN_COPIES && READ_ONCE(copied_pages) > LOGGED_PAGES +
+			(READ_ONCE(copies) + 1) * all_set);
+	populated = gtdp_nr_populated(vm) - before;
+	TEST_ASSERT(populated > rounds * MIN_POPULATED,
+		    "Only %lu pages were populated in %lu rounds", populated, rounds);
 }
 
 /* All is quiet: what is mapped now is what remains. */
@@ -871,7 +943,7 @@ int main(int argc, char *argv[])
 	pthread_t threads[NR_POPULATORS + NR_WORKERS + 4];
 	int opt, nr_threads, iterations = 40, seconds = 0;
 	time_t end, next;
-	uint64_t done;
+	uint64_t done, before;
 
 	while ((opt = getopt(argc, argv, "hi:t:s:")) != -1) {
 		switch (opt) {
@@ -895,6 +967,11 @@ int main(int argc, char *argv[])
 	rng = new_guest_random_state(guest_random_seed);
 	create_vm();
 	gtdp_storm_init();
+	/* There are others to have pages age, but this kernel has neither. */
+	TEST_REQUIRE(start_ageing());
+	/* There is nothing to race with if nothing is populated at all. */
+	gtdp_populate_code(vm);
+	before = gtdp_nr_populated(vm);
 	nr_threads = create_threads(threads);
 
 	next = time(NULL) + 10;
@@ -912,10 +989,12 @@ int main(int argc, char *argv[])
 		one_round();
 	}
 
+	check_busy(done, before);
 	WRITE_ONCE(stop, true);
 	while (nr_threads)
 		pthread_join(threads[--nr_threads], NULL);
 
+	TEST_ASSERT(gtdp_damon_stop(), "DAMON has stopped by itself");
 	check_rest();
 	report(done);
 

@@ -23,6 +23,7 @@
 #define MEM_SIZE	(2 * SZ_2M)
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
 #define HOST_TAG	1
+#define MAX_ATTEMPTS	1000
 
 struct env {
 	struct kvm_vm *vm;
@@ -30,6 +31,7 @@ struct env {
 	struct gtdp_mem mem;
 	struct kvm_populate_memory range;
 	uint64_t features;
+	int vcpu_fd;
 };
 
 /* The calls that are to fail, and what is to be seen once they succeeded. */
@@ -37,6 +39,8 @@ struct call {
 	void (*prepare)(struct env *env);
 	int (*call)(struct env *env);
 	void (*check)(struct env *env);
+	/* Before the call may be repeated. */
+	unsigned int rest_usecs;
 };
 
 static int fail_nth_fd;
@@ -97,6 +101,7 @@ static int fail_each(const struct call *c, enum gtdp_backing backing, uint64_t f
 				    "Allocation %d failed: returned %d, errno %d", nth, r, err);
 			nr_failed++;
 
+			usleep(c->rest_usecs);
 			r = c->call(&env);
 			TEST_ASSERT(!r, "Not to be repeated after allocation %d failed: errno %d",
 				    nth, errno);
@@ -155,20 +160,12 @@ static void create_vm_to_log(struct env *env)
 /* Each call, failed or not, accounts for what it moved over, and no more. */
 static int populate(struct env *env)
 {
-	struct kvm_populate_memory *range = &env->range;
-	uint64_t before = range->gpa;
-	int r, err;
+	struct kvm_populate_memory sum;
+	int err = gtdp_populate_on(env->vm, &env->range, &sum);
 
-	do {
-		r = __vm_ioctl(env->vm, KVM_POPULATE_MEMORY, range);
-	} while (r && errno == EAGAIN);
-
-	err = errno;
-	TEST_ASSERT(range->gpa >= before, "Moved back");
-	TEST_ASSERT_EQ(range->gpa + range->size, GTDP_GPA + MEM_SIZE);
-	TEST_ASSERT_EQ(range->absent, 0);
+	TEST_ASSERT_EQ(sum.absent, 0);
 	errno = err;
-	return r;
+	return err ? -1 : 0;
 }
 
 static void check_populated(struct env *env)
@@ -231,10 +228,11 @@ static void set_job(struct env *env)
 
 static int run_vcpu(struct env *env)
 {
-	int r;
+	int r, attempts = 0;
 
 	/* No call but this one is to fail, as one of _vcpu_run()'s would. */
 	do {
+		TEST_ASSERT(attempts++ < MAX_ATTEMPTS, "Only EINTR of KVM_RUN");
 		r = __vcpu_run(env->vcpu);
 	} while (r == -1 && errno == EINTR);
 
@@ -283,6 +281,78 @@ static bool test_enable(void)
 	return run_call(&c, GTDP_ANON, GTDP_ALL);
 }
 
+/* Not the library's, of which each part would fail, too. */
+static int create_vcpu(struct env *env)
+{
+	env->vcpu_fd = __vm_ioctl(env->vm, KVM_CREATE_VCPU, NULL);
+	return min(env->vcpu_fd, 0);
+}
+
+static void enable_and_add_slot(struct env *env)
+{
+	create_bare_vm_and_slot(env);
+	TEST_ASSERT(!enable(env), "KVM_ENABLE_CAP");
+}
+
+static void add_other_slot(void *arg)
+{
+	struct env *env = arg;
+
+	gtdp_add_slot(env->vm, GTDP_SLOT + 1, 0, GTDP_GPA + MEM_SIZE, &env->mem);
+	gtdp_delete_slot(env->vm, GTDP_SLOT + 1);
+}
+
+static uint64_t nr_unfollowed;
+
+/* A vCPU without the follower, which is tried again at another time, is a success. */
+static void check_followed(struct env *env)
+{
+	uint64_t failed = gtdp_vm_stat(env->vm, "tdp_follower_failed");
+
+	__gtdp_wait_mapped(env->vm, NR_PAGES, failed ? add_other_slot : NULL, env);
+	close(env->vcpu_fd);
+	nr_unfollowed += failed;
+}
+
+static bool test_first_vcpu(void)
+{
+	const struct call c = { enable_and_add_slot, create_vcpu, check_followed };
+
+	nr_unfollowed = 0;
+	run_call(&c, GTDP_ANON, KVM_GLOBAL_TDP_FOLLOW);
+	TEST_ASSERT(nr_unfollowed, "The follower's allocations have not failed");
+	return true;
+}
+
+/*
+ * The thread is there for the asking, and without it, it is said so.  It is tried
+ * to be had once in 100ms.
+ */
+static int populate_async(struct env *env)
+{
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = MEM_SIZE,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+
+	return __vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
+}
+
+static void check_mapped(struct env *env)
+{
+	gtdp_wait_mapped(env->vm, NR_PAGES);
+}
+
+static bool test_first_async(void)
+{
+	const struct call c = {
+		enable_and_add_slot, populate_async, check_mapped, .rest_usecs = 200000,
+	};
+
+	return run_call(&c, GTDP_ANON, KVM_GLOBAL_TDP_POPULATE);
+}
+
 static const struct gtdp_test tests[] = {
 	{ "populate 4K", test_populate },
 	{ "populate 2M", test_populate_thp },
@@ -290,6 +360,8 @@ static const struct gtdp_test tests[] = {
 	{ "memslot", test_memslot },
 	{ "vCPU's fault", test_fault },
 	{ "enable", test_enable },
+	{ "first vCPU", test_first_vcpu },
+	{ "first asynchronous ioctl", test_first_async },
 };
 
 int main(void)

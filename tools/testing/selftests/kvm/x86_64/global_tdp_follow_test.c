@@ -73,6 +73,10 @@ static bool test_present(enum gtdp_backing backing)
 	if (!gtdp_mem_alloc(&mem, backing, MEM_SIZE, 0))
 		return false;
 	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	if (backing == GTDP_THP && !gtdp_is_huge(mem.hva, MEM_SIZE)) {
+		gtdp_mem_free(&mem);
+		return false;
+	}
 
 	vm = create(&vcpu, &nr_code);
 	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
@@ -91,7 +95,7 @@ static bool test_present_anon(void)
 
 static bool test_present_thp(void)
 {
-	return thp_configured() && test_present(GTDP_THP);
+	return gtdp_has_thp() && test_present(GTDP_THP);
 }
 
 static bool test_present_hugetlb(void)
@@ -148,7 +152,7 @@ static bool test_arriving_anon(void)
 
 static bool test_arriving_thp(void)
 {
-	return thp_configured() && test_arriving(GTDP_THP);
+	return gtdp_has_thp() && test_arriving(GTDP_THP);
 }
 
 static bool test_arriving_memfd(void)
@@ -370,8 +374,7 @@ static void stopped_vmm(uint64_t nr_slots)
 		usleep(SETTLE_USECS);
 
 		populate_async(vm, nr_slots);
-		while (gtdp_nr_mapped(vm) == nr_code)
-			usleep(POLL_USECS);
+		__gtdp_wait_until(gtdp_nr_mapped(vm) != nr_code, POLL_USECS);
 		raise(SIGSTOP);
 		hits += gtdp_nr_mapped(vm) < nr;
 

@@ -255,11 +255,18 @@ static const struct path paths[] = {
 	  .storm = storm_log_off },
 };
 
-static void pin_to_cpu(int cpu)
+/* The CPUs that the program may use. */
+static cpu_set_t usable;
+
+/* To the n-th of them. */
+static void pin_to_cpu(int n)
 {
 	cpu_set_t set;
-	int r;
+	int cpu, r;
 
+	TEST_ASSERT(n < CPU_COUNT(&usable), "%d CPUs are not enough", CPU_COUNT(&usable));
+	for (cpu = 0; n || !CPU_ISSET(cpu, &usable); cpu++)
+		n -= !!CPU_ISSET(cpu, &usable);
 	CPU_ZERO(&set);
 	CPU_SET(cpu, &set);
 	r = sched_setaffinity(0, sizeof(set), &set);
@@ -577,6 +584,7 @@ int main(int argc, char *argv[])
 	}
 
 	TEST_REQUIRE(kvm_has_cap(KVM_CAP_PRE_FAULT_MEMORY));
+	sched_getaffinity(0, sizeof(usable), &usable);
 	TEST_ASSERT(range_size <= GTDP_WINDOW && !(range_size % SZ_2M),
 		    "Want an even number of MiB, at most %u", GTDP_WINDOW / SZ_1M);
 
@@ -588,7 +596,7 @@ int main(int argc, char *argv[])
 		return 0;
 	}
 
-	has_vcpu_cpu = sysconf(_SC_NPROCESSORS_ONLN) > 1;
+	has_vcpu_cpu = CPU_COUNT(&usable) > 1;
 	pin_to_cpu(0);
 	ticks_per_ns = measure_ticks_per_ns();
 

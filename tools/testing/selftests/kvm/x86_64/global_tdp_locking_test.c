@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * What holds mmu_lock for read only must still be right, and what holds it often
- * must let go of it.
+ * must let go of it.  So must, of memslots, who looks at much memory.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -27,6 +27,7 @@
 #define TICKS		8
 #define CALLS		10
 #define NR_TRIES	3
+#define MAX_BRIEF_TRIES	20
 
 static struct gtdp_mem mem;
 static struct kvm_vm *vm;
@@ -44,8 +45,7 @@ static void wait_for_clear(void)
 	uint64_t before = READ_ONCE(cleared);
 
 	/* The first of these may have begun before. */
-	while (READ_ONCE(cleared) < before + 2)
-		usleep(100);
+	__gtdp_wait_until(READ_ONCE(cleared) >= before + 2, 100);
 }
 
 static void write_pages(uint64_t first, uint64_t nr)
@@ -71,6 +71,13 @@ static void *vcpu_thread(void *arg)
 	}
 
 	return NULL;
+}
+
+static void clear_log(void)
+{
+	memset(bitmap, 0xff, sizeof(bitmap));
+	kvm_vm_clear_dirty_log(vm, GTDP_SLOT, bitmap, 0, NR_PAGES);
+	WRITE_ONCE(cleared, cleared + 1);
 }
 
 static void get_log(void)
@@ -118,11 +125,7 @@ static bool run(bool zap)
 		WRITE_ONCE(done, false);
 		pthread_barrier_wait(&barrier);
 
-		do {
-			memset(bitmap, 0xff, sizeof(bitmap));
-			kvm_vm_clear_dirty_log(vm, GTDP_SLOT, bitmap, 0, NR_PAGES);
-			WRITE_ONCE(cleared, cleared + 1);
-		} while (!READ_ONCE(done));
+		__gtdp_wait_until((clear_log(), READ_ONCE(done)), 0);
 
 		get_log();
 		for (i = 0; i < NR_PAGES / 2; i++)
@@ -158,6 +161,26 @@ static bool test_clear_vs_write(void)
 	return run(false);
 }
 
+/* Memory that costs nothing, all of which is there, for calls that look at much. */
+static void create_large(void)
+{
+	static void *hva;
+	int r;
+
+	if (!hva) {
+		hva = mmap(NULL, LOOKED_AT, PROT_READ,
+			   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		TEST_ASSERT(hva != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+		madvise(hva, LOOKED_AT, MADV_NOHUGEPAGE);
+		r = madvise(hva, LOOKED_AT, MADV_POPULATE_READ);
+		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	}
+
+	mem = (struct gtdp_mem) { .hva = hva, .size = LOOKED_AT };
+	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+}
+
 static bool calling;
 static uint64_t tick_usecs, ticks;
 
@@ -190,20 +213,11 @@ static bool test_yield(void)
 	const struct sched_param param = { .sched_priority = 1 };
 	cpu_set_t cpus, cpu;
 	pthread_t ticker;
-	int i, r, tries, yielded = 0;
+	int i, tries, yielded = 0;
 	uint64_t ns;
 	bool first;
 
-	mem = (struct gtdp_mem) { .size = LOOKED_AT };
-	mem.hva = mmap(NULL, LOOKED_AT, PROT_READ,
-		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	TEST_ASSERT(mem.hva != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
-	madvise(mem.hva, LOOKED_AT, MADV_NOHUGEPAGE);
-	r = madvise(mem.hva, LOOKED_AT, MADV_POPULATE_READ);
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
-
-	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
-	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	create_large();
 	look_at_all();
 
 	sched_getaffinity(0, sizeof(cpus), &cpus);
@@ -233,7 +247,6 @@ static bool test_yield(void)
 	pthread_join(ticker, NULL);
 	sched_setaffinity(0, sizeof(cpus), &cpus);
 	kvm_vm_free(vm);
-	munmap(mem.hva, LOOKED_AT);
 
 	if (!first) {
 		ksft_print_msg("no permission to go first\n");
@@ -245,10 +258,56 @@ static bool test_yield(void)
 	return true;
 }
 
+static void *look_thread(void *arg)
+{
+	look_at_all();
+	return NULL;
+}
+
+/*
+ * Who changes memslots waits for a few regions that a call looks at, not for all of
+ * them.  How many these are is a matter of who gets a CPU: once is enough, as that
+ * never happens if the call has to come to its end.
+ */
+static bool test_brief(void)
+{
+	uint64_t start, before, during = 0, left = 0;
+	struct gtdp_mem spare;
+	pthread_t thread;
+	int tries;
+
+	gtdp_mem_alloc(&spare, GTDP_ANON, SZ_2M, 0);
+	create_large();
+	for (tries = 0; tries < MAX_BRIEF_TRIES && during >= left / 2; tries++) {
+		start = gtdp_nr_populated(vm);
+		pthread_create(&thread, NULL, look_thread, NULL);
+		__gtdp_wait_until(gtdp_nr_populated(vm) > start, 0);
+
+		before = gtdp_nr_populated(vm);
+		gtdp_add_slot(vm, GTDP_SLOT + 1, 0, GTDP_GPA + LOOKED_AT, &spare);
+		during = gtdp_nr_populated(vm) - before;
+		left = start + LOOKED_AT / PAGE_SIZE - before;
+		ksft_print_msg("a memslot was created while %lu of %lu pages were populated\n",
+			       during, left);
+
+		pthread_join(thread, NULL);
+		gtdp_delete_slot(vm, GTDP_SLOT + 1);
+		gtdp_delete_slot(vm, GTDP_SLOT);
+		gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	}
+	TEST_ASSERT(during < left / 2, "A memslot waited while %lu of %lu pages were populated",
+		    during, left);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&spare);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "clearing the log while pages are mapped loses no write", test_clear_vs_map },
 	{ "clearing the log while pages become writable loses no write", test_clear_vs_write },
 	{ "looking at much memory lets others run", test_yield },
+	{ "looking at much memory lets others change memslots", test_brief },
 };
 
 int main(void)

@@ -277,7 +277,7 @@ static bool __env_create(struct env *env, bool nested_paging, enum gtdp_backing 
 		return false;
 	if (svm && nested_paging && !kvm_cpu_has(X86_FEATURE_NPT))
 		return false;
-	if (backing == GTDP_THP && !thp_configured())
+	if (backing == GTDP_THP && !gtdp_has_thp())
 		return false;
 
 	env->nested_paging = nested_paging;
@@ -548,8 +548,7 @@ static void *l2_thread(void *arg)
 	run_until(arg, IN_L1);
 	WRITE_ONCE(in_l1, true);
 
-	while (!READ_ONCE(entering))
-		sched_yield();
+	__gtdp_wait_until((sched_yield(), READ_ONCE(entering)), 0);
 
 	run_until(arg, IN_L2);
 	return NULL;
@@ -591,8 +590,7 @@ static bool test_first_l2(void)
 		WRITE_ONCE(entering, false);
 		WRITE_ONCE(written, false);
 		pthread_create(&l2, NULL, l2_thread, &env);
-		while (!READ_ONCE(in_l1))
-			usleep(1000);
+		gtdp_wait_until(READ_ONCE(in_l1));
 
 		pthread_create(&writer, NULL, write_thread, &env);
 		for (j = 0; j < NR_CHANGES && !READ_ONCE(written); j++) {

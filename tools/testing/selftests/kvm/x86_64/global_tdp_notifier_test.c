@@ -523,7 +523,7 @@ static bool collapse(struct env *env)
 	uint64_t populated = gtdp_vm_stat(env->vm, "tdp_populated_2m");
 	int r;
 
-	if (!thp_configured())
+	if (!gtdp_has_thp())
 		return false;
 
 	advise(env->mem.hva, MEM_SIZE, MADV_HUGEPAGE);
@@ -545,10 +545,8 @@ static bool split_pages(struct env *env)
 	char text[64];
 	int i;
 
-	if (gtdp_huge_bytes(env->mem.hva) != MEM_SIZE) {
-		ksft_print_msg("no huge pages\n");
+	if (!gtdp_is_huge(env->mem.hva, MEM_SIZE))
 		return false;
-	}
 	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "pages_2m"), NR_REGIONS);
 
 	/* khugepaged is not to undo it. */
@@ -578,10 +576,8 @@ static bool split_mapping(struct env *env)
 	void *hva = env->mem.hva + SZ_2M + 5 * PAGE_SIZE;
 	int r;
 
-	if (gtdp_huge_bytes(env->mem.hva) != MEM_SIZE) {
-		ksft_print_msg("no huge pages\n");
+	if (!gtdp_is_huge(env->mem.hva, MEM_SIZE))
 		return false;
-	}
 
 	/* khugepaged is not to undo it. */
 	advise(env->mem.hva, MEM_SIZE, MADV_NOHUGEPAGE);

@@ -43,8 +43,7 @@ static bool env_create(struct env *env, uint64_t features)
 	gtdp_mem_alloc(&env->mem, GTDP_THP, MEM_SIZE, 0);
 	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
 	gtdp_make_code(env->mem.hva, NR_PAGES);
-	if (gtdp_huge_bytes(env->mem.hva) < MEM_SIZE) {
-		ksft_print_msg("no huge pages\n");
+	if (!gtdp_is_huge(env->mem.hva, MEM_SIZE)) {
 		gtdp_mem_free(&env->mem);
 		return false;
 	}
@@ -119,6 +118,16 @@ static void check_split(struct env *env, bool follow)
 	TEST_ASSERT_EQ(run(env, GTDP_EXEC), 0);
 }
 
+/* Zap memory, all of which remains as it is. */
+static void zap(void *hva, size_t size)
+{
+	int r = mprotect(hva, size, PROT_READ);
+
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+	r = mprotect(hva, size, PROT_READ | PROT_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+}
+
 static void recover(struct env *env)
 {
 	gtdp_set_param("nx_huge_pages_recovery_ratio", RATIO);
@@ -146,6 +155,13 @@ static bool test_toggled(bool follow)
 
 	split_all(&env);
 	check_split(&env, follow);
+
+	/* Whether all of it was mapped before, or has holes that are filled now. */
+	if (!follow) {
+		zap(env.mem.hva, MEM_SIZE);
+		split_all(&env);
+		check_split(&env, follow);
+	}
 
 	/* Recovered, they are left to who wants them: a vCPU, or a call. */
 	recover(&env);
@@ -203,17 +219,6 @@ static void *populator(void *arg)
 	return NULL;
 }
 
-/* Zap half of the memory, all of which remains as it is. */
-static void zap(struct env *env)
-{
-	void *hva = env->mem.hva + SZ_2M;
-	int r = mprotect(hva, MEM_SIZE / 2, PROT_READ);
-
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
-	r = mprotect(hva, MEM_SIZE / 2, PROT_READ | PROT_WRITE);
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
-}
-
 /*
  * Pages are split, recovered, populated and zapped, all at the same time.  In the
  * end nobody has lost count of what is split: it is recovered, and huge again.
@@ -235,7 +240,7 @@ static bool test_raced(void)
 	pthread_create(&threads[1], NULL, populator, &env);
 	for (i = 0; i < ROUNDS; i++) {
 		executed = READ_ONCE(env.executed);
-		zap(&env);
+		zap(env.mem.hva + SZ_2M, MEM_SIZE / 2);
 		if (i % 4 == 3)
 			gtdp_set_param("nx_huge_pages", i % 8 == 3 ? "off" : "force");
 		gtdp_wait_until(READ_ONCE(env.executed) > executed);

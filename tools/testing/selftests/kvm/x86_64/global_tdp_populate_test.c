@@ -77,6 +77,10 @@ static bool test_backing(enum gtdp_backing backing)
 		return false;
 
 	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	if (backing == GTDP_THP && !gtdp_is_huge(env.mem.hva, MEM_SIZE)) {
+		env_destroy(&env);
+		return false;
+	}
 	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
 	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
 
@@ -109,7 +113,7 @@ static bool test_anon(void)
 
 static bool test_thp(void)
 {
-	return thp_configured() && test_backing(GTDP_THP);
+	return gtdp_has_thp() && test_backing(GTDP_THP);
 }
 
 static bool test_hugetlb(void)
@@ -172,6 +176,29 @@ static bool test_nothing(enum gtdp_backing backing)
 	return true;
 }
 
+/* The host has no page table for what is in the middle, of whatever level. */
+static bool test_nothing_large(void)
+{
+	struct gtdp_mem mem = { .size = 3 * (size_t)SZ_1G };
+	struct kvm_populate_memory sum;
+	struct kvm_vcpu *vcpu;
+	struct kvm_vm *vm;
+
+	mem.hva = mmap(NULL, mem.size, PROT_READ | PROT_WRITE,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	TEST_ASSERT(mem.hva != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+
+	sum = gtdp_populate(vm, GTDP_GPA, mem.size);
+	TEST_ASSERT_EQ(sum.mapped, 0);
+	TEST_ASSERT_EQ(sum.absent, mem.size);
+
+	kvm_vm_free(vm);
+	munmap(mem.hva, mem.size);
+	return true;
+}
+
 static bool test_nothing_anon(void)
 {
 	return test_nothing(GTDP_ANON);
@@ -179,7 +206,7 @@ static bool test_nothing_anon(void)
 
 static bool test_nothing_thp(void)
 {
-	return thp_configured() && test_nothing(GTDP_THP);
+	return gtdp_has_thp() && test_nothing(GTDP_THP);
 }
 
 static bool test_nothing_hugetlb(void)
@@ -300,6 +327,10 @@ static bool test_odd(enum gtdp_backing backing)
 	env_create(&env, backing, PAGE_SIZE);
 	env.mem.size = nr * PAGE_SIZE;
 	gtdp_stamp(env.mem.hva, nr, HOST_TAG);
+	if (backing == GTDP_THP && !gtdp_is_huge(env.mem.hva, env.mem.size - SZ_2M)) {
+		env_destroy(&env);
+		return false;
+	}
 	gtdp_add_slot(env.vm, GTDP_SLOT, 0, gpa, &env.mem);
 
 	/* A part in the middle counts as what was asked for, then the rest. */
@@ -321,7 +352,7 @@ static bool test_odd_anon(void)
 
 static bool test_odd_thp(void)
 {
-	return thp_configured() && test_odd(GTDP_THP);
+	return gtdp_has_thp() && test_odd(GTDP_THP);
 }
 
 /* Expect the guest's write to page 0 to be refused with @err, or as MMIO. */
@@ -464,9 +495,17 @@ static bool test_zero_page(enum gtdp_backing backing)
 {
 	const uint64_t half = NR_PAGES / 2;
 	struct env env;
+	uint64_t pfn;
 
 	env_create(&env, backing, 0);
 	check_zero(env.mem.hva, NR_PAGES);
+	TEST_ASSERT_EQ(gtdp_get_pfns(env.mem.hva, 1, &pfn), 1);
+	TEST_ASSERT(gtdp_page_flag(pfn, KPF_ZERO_PAGE), "There is a page of its own");
+	if (backing == GTDP_THP && !gtdp_page_flag(pfn, KPF_THP)) {
+		ksft_print_msg("no huge zero page\n");
+		env_destroy(&env);
+		return false;
+	}
 
 	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
 	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
@@ -486,7 +525,7 @@ static bool test_zero_page_small(void)
 
 static bool test_zero_page_huge(void)
 {
-	return thp_configured() && test_zero_page(GTDP_THP);
+	return gtdp_has_thp() && test_zero_page(GTDP_THP);
 }
 
 /* Memory that the kernel itself can't access must not become a guest's. */
@@ -671,8 +710,7 @@ static bool test_freed(enum gtdp_backing backing)
 	env_create(&env, backing, 0);
 	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
 	if (backing == GTDP_THP) {
-		if (gtdp_huge_bytes(env.mem.hva) < MEM_SIZE) {
-			ksft_print_msg("no huge pages\n");
+		if (!gtdp_is_huge(env.mem.hva, MEM_SIZE)) {
 			env_destroy(&env);
 			return false;
 		}
@@ -712,7 +750,7 @@ static bool test_freed_small(void)
 
 static bool test_freed_huge(void)
 {
-	return thp_configured() && test_freed(GTDP_THP);
+	return gtdp_has_thp() && test_freed(GTDP_THP);
 }
 
 /* Half of the memory is there, in regions as well as in pages of a region. */
@@ -772,6 +810,7 @@ static const struct gtdp_test tests[] = {
 	{ "nothing present, transparent huge pages", test_nothing_thp },
 	{ "nothing present, hugetlb", test_nothing_hugetlb },
 	{ "nothing present, memfd", test_nothing_memfd },
+	{ "nothing present, gigabytes", test_nothing_large },
 	{ "partly present", test_partial_anon },
 	{ "partly present memfd", test_partial_memfd },
 	{ "in the page cache only", test_page_cache },

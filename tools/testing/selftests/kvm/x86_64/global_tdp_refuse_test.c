@@ -155,6 +155,11 @@ static bool test_key(enum gtdp_backing backing)
 
 	gtdp_mem_alloc(&mem, backing, MEM_SIZE, 0);
 	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	if (backing == GTDP_THP && !gtdp_is_huge(mem.hva, MEM_SIZE)) {
+		gtdp_mem_free(&mem);
+		syscall(__NR_pkey_free, key);
+		return false;
+	}
 	r = syscall(__NR_pkey_mprotect, mem.hva, half, PROT_READ | PROT_WRITE, key);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("pkey_mprotect()", r));
 
@@ -186,7 +191,7 @@ static bool test_key_small(void)
 
 static bool test_key_huge(void)
 {
-	return thp_configured() && test_key(GTDP_THP);
+	return gtdp_has_thp() && test_key(GTDP_THP);
 }
 
 /* Memory of a device, between memory that is not. */
@@ -296,18 +301,22 @@ static void *create_soon(void *arg)
 	return NULL;
 }
 
+/* Returns whether there is a memslot already. */
+static bool populate_page(struct kvm_vm *vm)
+{
+	struct kvm_populate_memory range = { .gpa = GTDP_GPA, .size = PAGE_SIZE };
+	int r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+
+	TEST_ASSERT(!r || errno == ENOENT || errno == EAGAIN || errno == EINTR,
+		    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
+	return !r;
+}
+
 static void *populate_soon(void *arg)
 {
 	struct race *race = arg;
-	struct kvm_populate_memory range;
-	int r;
 
-	do {
-		range = (struct kvm_populate_memory) { .gpa = GTDP_GPA, .size = PAGE_SIZE };
-		r = __vm_ioctl(race->vm, KVM_POPULATE_MEMORY, &range);
-		TEST_ASSERT(!r || errno == ENOENT || errno == EAGAIN || errno == EINTR,
-			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
-	} while (r);
+	__gtdp_wait_until(populate_page(race->vm), 0);
 	return NULL;
 }
 
@@ -320,9 +329,10 @@ static void read_page(struct kvm_vcpu *vcpu)
 		.nr = 1,
 		.step = 1,
 	});
-	do {
+	/* One word is read, which is an exit at most. */
+	vcpu_run(vcpu);
+	if (vcpu->run->exit_reason == KVM_EXIT_MMIO)
 		vcpu_run(vcpu);
-	} while (vcpu->run->exit_reason == KVM_EXIT_MMIO);
 	gtdp_finish_job(vcpu);
 }
 

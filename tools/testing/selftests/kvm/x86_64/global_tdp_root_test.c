@@ -507,16 +507,16 @@ static bool test_smm_logged(void)
 	struct gtdp_mem smram;
 	struct env env;
 
-	if (!thp_configured() || !smm_create(&env, &smram, GTDP_THP))
+	if (!gtdp_has_thp() || !smm_create(&env, &smram, GTDP_THP))
 		return false;
-
-	populate_data(&env, 0);
-	populate_data(&env, 1);
-	if (gtdp_vm_stat(env.vm, "pages_2m") != huge) {
-		ksft_print_msg("no huge pages\n");
+	if (!gtdp_is_huge(env.other.hva, MEM_SIZE)) {
 		smm_destroy(&env, &smram);
 		return false;
 	}
+
+	populate_data(&env, 0);
+	populate_data(&env, 1);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "pages_2m"), huge);
 	small = gtdp_vm_stat(env.vm, "pages_4k");
 
 	gtdp_add_slot(env.vm, SMM_DATA_SLOT, KVM_MEM_LOG_DIRTY_PAGES, SMM_DATA_GPA, &env.other);

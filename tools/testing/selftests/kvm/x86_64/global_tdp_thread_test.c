@@ -623,10 +623,61 @@ static bool test_frozen_stopped(void)
 	return true;
 }
 
+/* The thread has the CPUs that the VMM's own thread has. */
+static void check_cpus(pid_t tid)
+{
+	cpu_set_t own_cpus, its_cpus;
+
+	TEST_ASSERT(!sched_getaffinity(0, sizeof(own_cpus), &own_cpus) &&
+		    !sched_getaffinity(tid, sizeof(its_cpus), &its_cpus),
+		    __KVM_SYSCALL_ERROR("sched_getaffinity()", -1));
+	TEST_ASSERT(CPU_EQUAL(&own_cpus, &its_cpus), "It may run on %d CPUs, not on %d",
+		    CPU_COUNT(&its_cpus), CPU_COUNT(&own_cpus));
+}
+
+static bool test_cpus(void)
+{
+	cpu_set_t all;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	cpu_set_t cpu;
+	pid_t tid;
+	int r;
+
+	if (sysconf(_SC_NPROCESSORS_ONLN) < 2)
+		return false;
+
+	sched_getaffinity(0, sizeof(all), &all);
+	CPU_ZERO(&cpu);
+	CPU_SET(sched_getcpu(), &cpu);
+	r = sched_setaffinity(0, sizeof(cpu), &cpu);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("sched_setaffinity()", r));
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	vm = vm_create_barebones();
+	vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, KVM_GLOBAL_TDP_POPULATE);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	gtdp_wait_until(!nr_kernel_threads());
+	TEST_ASSERT(populate_async(vm), "There is no thread");
+	TEST_ASSERT_EQ(gtdp_kernel_threads(&tid, 1), 1);
+
+	/* Before, and after, it has had something to do. */
+	check_cpus(tid);
+	gtdp_wait_mapped(vm, NR_PAGES);
+	check_cpus(tid);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	sched_setaffinity(0, sizeof(all), &all);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "first vCPU", test_first_vcpu },
 	{ "number of threads", test_parameter },
 	{ "number of threads, changed", test_parameter_changed },
+	{ "CPUs", test_cpus },
 	{ "signals", test_timer },
 	{ "thread limit, memslots", test_limit_slots },
 	{ "thread limit, vCPU runs", test_limit_run },
@@ -637,8 +688,9 @@ static const struct gtdp_test tests[] = {
 	{ "helper does not run, VMM is stopped", test_frozen_stopped },
 };
 
-int main(void)
+/* Takes part of the name of a test, to leave out all others. */
+int main(int argc, char *argv[])
 {
 	gtdp_require(KVM_GLOBAL_TDP_FOLLOW | KVM_GLOBAL_TDP_POPULATE);
-	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+	gtdp_run_some_tests(tests, ARRAY_SIZE(tests), argc > 1 ? argv[1] : NULL);
 }

@@ -7,6 +7,7 @@
  */
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <string.h>
 #include <unistd.h>
 #include <sys/mman.h>
@@ -19,19 +20,28 @@
 
 /*
  * Memory of which the end becomes another kind of mapping while the rest is being
- * populated: regions of their own, a page of each of which is there.
+ * populated.  The rest is regions with a page in each, of which all but the first
+ * are mapped before: to look at one of them, which is nearly all holes, takes a
+ * while and gains nothing, so a call has a long way from the first region, whose
+ * page tells that it has looked at the mapping, to the end.  No more regions than
+ * it looks at without looking for the memslot, and the mapping, anew.
  */
-#define PART_SIZE	SZ_64K
+#define PART_SIZE	((uint64_t)PAGE_SIZE)
 #define PART_PAGES	(PART_SIZE / PAGE_SIZE)
-#define NR_REGIONS	8ul
+#define NR_REGIONS	200ul
 #define REST_SIZE	(NR_REGIONS * SZ_2M)
 #define MEM_SIZE	(REST_SIZE + PART_SIZE)
 
-/* From one place of the memslot to the next, in each round. */
-#define DISTANCE	SZ_32M
-
 #define HOST_TAG	1
-#define ROUNDS		16
+
+/* Attempts, and calls that are to be met in their midst: most, if CPUs are idle. */
+#define MIN_TRIES	20
+#define MAX_TRIES	500
+#define MIN_HITS	1
+
+/* Of those that the test may use: for the calls, and for what happens meanwhile. */
+#define CALLING_CPU	0
+#define CHANGING_CPU	1
 
 /* The BIOS, of which any PC has one. */
 #define BIOS_ADDRESS	0xf0000
@@ -41,7 +51,6 @@ struct env {
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 	uint64_t nr_code;
-	uint64_t gpa;
 	/* What is mapped in place of the end: a file, in the way it allows. */
 	int fd;
 	int prot;
@@ -49,7 +58,22 @@ struct env {
 	/* The populator is to make a call, which has not come to its end. */
 	bool calling;
 	bool stop;
+	cpu_set_t cpus;
 };
+
+/* As a call on the same CPU would come to a good place to be interrupted at. */
+static void pin(struct env *env, int which)
+{
+	cpu_set_t cpu;
+	int i, r;
+
+	for (i = 0; which || !CPU_ISSET(i, &env->cpus); i++)
+		which -= !!CPU_ISSET(i, &env->cpus);
+	CPU_ZERO(&cpu);
+	CPU_SET(i, &cpu);
+	r = sched_setaffinity(0, sizeof(cpu), &cpu);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("sched_setaffinity()", r));
+}
 
 /* Makes a call whenever it is told to. */
 static void *populator(void *arg)
@@ -58,13 +82,14 @@ static void *populator(void *arg)
 	struct env *env = arg;
 	int r;
 
+	pin(env, CALLING_CPU);
 	while (!READ_ONCE(env->stop)) {
 		if (!READ_ONCE(env->calling)) {
 			usleep(100);
 			continue;
 		}
 
-		range = (struct kvm_populate_memory) { .gpa = env->gpa, .size = MEM_SIZE };
+		range = (struct kvm_populate_memory) { .gpa = GTDP_GPA, .size = MEM_SIZE };
 		r = __vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
 		TEST_ASSERT(!r || errno == EAGAIN || errno == EINTR,
 			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
@@ -79,7 +104,11 @@ static uint64_t nr_mapped(struct env *env)
 	return gtdp_nr_mapped(env->vm) - env->nr_code;
 }
 
-/* All of it is one mapping of memory, which is present, and nothing is mapped of it. */
+/*
+ * All of it is one mapping of memory, with a page in each region, of which all are
+ * mapped but that in the first region.  There is none at the end: to take it away,
+ * one would have to wait for the CPU that is to be met in the midst of a call.
+ */
 static void make_anonymous(struct env *env)
 {
 	void *map = mmap(env->mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE,
@@ -91,19 +120,24 @@ static void make_anonymous(struct env *env)
 		madvise(map, MEM_SIZE, MADV_NOHUGEPAGE);
 	for (i = 0; i < NR_REGIONS; i++)
 		gtdp_stamp(map + i * SZ_2M, 1, HOST_TAG);
-	gtdp_stamp(map + REST_SIZE, PART_PAGES, HOST_TAG);
 
-	/* Where there are no page tables yet: it takes some time to build them. */
-	env->gpa += DISTANCE;
-	gtdp_add_slot(env->vm, GTDP_SLOT, 0, env->gpa, &env->mem);
+	gtdp_populate(env->vm, GTDP_GPA + SZ_2M, REST_SIZE - SZ_2M);
+	TEST_ASSERT_EQ(nr_mapped(env), NR_REGIONS - 1);
 }
 
 static bool make_special(struct env *env)
 {
 	void *part = env->mem.hva + REST_SIZE;
+	int i;
 
-	return mmap(part, PART_SIZE, env->prot, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
-		    env->fd, env->offset) == part;
+	if (mmap(part, PART_SIZE, env->prot, MAP_SHARED | MAP_FIXED, env->fd,
+		 env->offset) != part)
+		return false;
+
+	/* It has to be present, which MAP_POPULATE does not do with secretmem. */
+	for (i = 0; i < PART_PAGES; i++)
+		READ_ONCE(*(char *)(part + i * PAGE_SIZE));
+	return true;
 }
 
 static void env_create(struct env *env)
@@ -112,8 +146,7 @@ static void env_create(struct env *env)
 	env->vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &env->vcpu);
 	gtdp_populate_code(env->vm);
 	env->nr_code = gtdp_nr_mapped(env->vm);
-	env->gpa = GTDP_GPA;
-	gtdp_add_slot(env->vm, GTDP_SLOT, 0, env->gpa, &env->mem);
+	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
 }
 
 static void env_destroy(struct env *env)
@@ -126,10 +159,64 @@ static void env_destroy(struct env *env)
 /* An ordinary mapping, having been another one, is mapped as ever. */
 static void check_anonymous(struct env *env)
 {
-	gtdp_populate(env->vm, env->gpa, MEM_SIZE);
+	gtdp_stamp(env->mem.hva + REST_SIZE, PART_PAGES, HOST_TAG);
+	gtdp_populate(env->vm, GTDP_GPA, MEM_SIZE);
 	TEST_ASSERT_EQ(nr_mapped(env), NR_REGIONS + PART_PAGES);
-	TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_CHECK, env->gpa + REST_SIZE, PART_PAGES,
+	TEST_ASSERT_EQ(gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA + REST_SIZE, PART_PAGES,
 				HOST_TAG), 0);
+}
+
+/* The end is not mapped, whether a call says so or what is counted. */
+static void check_special(struct env *env)
+{
+	gtdp_populate(env->vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(nr_mapped(env), NR_REGIONS);
+}
+
+/* Have a call made, and wait for it to map the first region. */
+static void start_call(struct env *env)
+{
+	uint64_t before = vm_get_stat(env->vm, "pages_4k");
+
+	/*
+	 * Look at no file meanwhile, as others of these tests do: mappings would be
+	 * changed, which the call does not wait for.  It may end without the region.
+	 */
+	WRITE_ONCE(env->calling, true);
+	__gtdp_wait_until(vm_get_stat(env->vm, "pages_4k") != before ||
+			  !READ_ONCE(env->calling), 0);
+}
+
+/* Returns whether the end has become special in the midst of a call. */
+static bool change_in_midst(struct env *env)
+{
+	bool hit;
+
+	make_anonymous(env);
+	start_call(env);
+	TEST_ASSERT(make_special(env), __KVM_SYSCALL_ERROR("mmap()", -1));
+	hit = READ_ONCE(env->calling);
+
+	gtdp_wait_until(!READ_ONCE(env->calling));
+	check_special(env);
+	return hit;
+}
+
+static void change_while_called(struct env *env)
+{
+	pthread_t thread;
+	int i, hits = 0;
+
+	pthread_create(&thread, NULL, populator, env);
+	pin(env, CHANGING_CPU);
+	for (i = 0; i < MAX_TRIES && (i < MIN_TRIES || hits < MIN_HITS); i++)
+		hits += change_in_midst(env);
+	WRITE_ONCE(env->stop, true);
+	pthread_join(thread, NULL);
+	sched_setaffinity(0, sizeof(env->cpus), &env->cpus);
+
+	ksft_print_msg("%d of %d calls were met in their midst\n", hits, i);
+	TEST_ASSERT(hits >= MIN_HITS, "Only %d of %d calls", hits, i);
 }
 
 /*
@@ -138,9 +225,10 @@ static void check_anonymous(struct env *env)
  */
 static bool test_kind(struct env *env)
 {
-	pthread_t thread;
-	int i;
+	bool has_cpu;
 
+	sched_getaffinity(0, sizeof(env->cpus), &env->cpus);
+	has_cpu = CPU_COUNT(&env->cpus) > 1;
 	env_create(env);
 	if (!make_special(env)) {
 		ksft_print_msg("can't be mapped: %s\n", strerror(errno));
@@ -148,26 +236,18 @@ static bool test_kind(struct env *env)
 		return false;
 	}
 
-	pthread_create(&thread, NULL, populator, env);
-	for (i = 0; i < ROUNDS; i++) {
-		make_anonymous(env);
-		if (i % 4) {
-			WRITE_ONCE(env->calling, true);
-			gtdp_wait_until(nr_mapped(env));
-		} else {
-			check_anonymous(env);
-		}
+	make_anonymous(env);
+	check_anonymous(env);
+	TEST_ASSERT(make_special(env), __KVM_SYSCALL_ERROR("mmap()", -1));
+	check_special(env);
 
-		TEST_ASSERT(make_special(env), __KVM_SYSCALL_ERROR("mmap()", -1));
-		gtdp_wait_until(!READ_ONCE(env->calling));
-		gtdp_populate(env->vm, env->gpa, MEM_SIZE);
-		TEST_ASSERT_EQ(nr_mapped(env), NR_REGIONS);
-	}
-	WRITE_ONCE(env->stop, true);
-	pthread_join(thread, NULL);
+	if (has_cpu)
+		change_while_called(env);
+	else
+		ksft_print_msg("no CPU for a call in the midst of which to change it\n");
 
 	env_destroy(env);
-	return true;
+	return has_cpu;
 }
 
 static bool test_secret(void)

@@ -84,17 +84,24 @@ struct gtdp_job {
  */
 #define GTDP_WAIT_SECONDS	40
 
-/* Wait for what somebody else does; if nobody does, fail, and say for what. */
-#define gtdp_wait_until(condition)						\
+/*
+ * Wait for what somebody else does; if nobody does, fail, and say for what.  With 0
+ * as @usecs, don't sleep between two looks.
+ */
+#define __gtdp_wait_until(condition, usecs)					\
 do {										\
 	time_t __end = time(NULL) + GTDP_WAIT_SECONDS;				\
+	const useconds_t __usecs = (usecs);					\
 										\
 	while (!(condition)) {							\
 		TEST_ASSERT(time(NULL) < __end, "Not in %d s: %s",		\
 			    GTDP_WAIT_SECONDS, #condition);			\
-		usleep(1000);							\
+		if (__usecs)							\
+			usleep(__usecs);					\
 	}									\
 } while (0)
+
+#define gtdp_wait_until(condition)	__gtdp_wait_until(condition, 1000)
 
 struct gtdp_test {
 	const char *name;
@@ -135,11 +142,16 @@ void gtdp_make_code(void *hva, uint64_t nr);
 void gtdp_check(void *hva, uint64_t nr, uint64_t tag);
 uint64_t gtdp_nr_resident(void *hva, size_t size);
 uint64_t gtdp_huge_bytes(void *hva);
+/* These say so if there are none, or less. */
+bool gtdp_has_thp(void);
+bool gtdp_is_huge(void *hva, uint64_t bytes);
 uint64_t gtdp_get_pfns(void *hva, uint64_t nr, uint64_t *pfns);
 bool gtdp_page_flag(uint64_t pfn, unsigned int flag);
 void gtdp_drain_lru(void);
 uint64_t gtdp_nr_held(const uint64_t *pfns, uint64_t nr);
 
+int gtdp_populate_on(struct kvm_vm *vm, struct kvm_populate_memory *range,
+		     struct kvm_populate_memory *sum);
 struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,
 					 uint64_t size);
 void gtdp_populate_full(struct kvm_vm *vm, uint64_t gpa, uint64_t size);

@@ -27,6 +27,9 @@
 
 #define MAX_VCPUS	8
 
+/* Of calls that have to be repeated, without getting any further. */
+#define MAX_ATTEMPTS	100000
+
 #define RET		0xc3
 
 #define CGROUPS		"/sys/fs/cgroup"
@@ -43,6 +46,13 @@ static int nr_params;
 
 /* One mailbox per vCPU, in the guest's copy of the variable. */
 static struct gtdp_job jobs[MAX_VCPUS];
+
+/* Whoever keeps a call from getting further may not be running now. */
+static void give_way(int attempts)
+{
+	if (attempts > 100)
+		usleep(100);
+}
 
 static uint64_t stamp_of(uint64_t tag)
 {
@@ -222,12 +232,18 @@ void gtdp_populate_code(struct kvm_vm *vm)
 void gtdp_prefault(struct kvm_vcpu *vcpu, uint64_t gpa, uint64_t size)
 {
 	struct kvm_pre_fault_memory range = { .gpa = gpa, .size = size };
-	int r;
+	int r, attempts = 0;
+	uint64_t before;
 
 	do {
+		before = range.gpa;
 		r = __vcpu_ioctl(vcpu, KVM_PRE_FAULT_MEMORY, &range);
 		TEST_ASSERT(!r || errno == EINTR || errno == EAGAIN,
 			    KVM_IOCTL_ERROR(KVM_PRE_FAULT_MEMORY, r));
+		attempts = range.gpa == before ? attempts + 1 : 0;
+		TEST_ASSERT(attempts < MAX_ATTEMPTS, "Got no further than %#llx in %d calls",
+			    range.gpa, attempts);
+		give_way(attempts);
 	} while (r || range.size);
 }
 
@@ -477,6 +493,27 @@ uint64_t gtdp_huge_bytes(void *hva)
 	return bytes;
 }
 
+bool gtdp_has_thp(void)
+{
+	if (thp_configured())
+		return true;
+
+	ksft_print_msg("no transparent huge pages\n");
+	return false;
+}
+
+/* Whether there are huge pages where they were asked for: the host may have none. */
+bool gtdp_is_huge(void *hva, uint64_t bytes)
+{
+	uint64_t huge = gtdp_huge_bytes(hva);
+
+	if (huge >= bytes)
+		return true;
+
+	ksft_print_msg("%lu bytes of huge pages, not %lu\n", huge, bytes);
+	return false;
+}
+
 static uint64_t read_entry(int fd, uint64_t index)
 {
 	uint64_t entry;
@@ -568,26 +605,45 @@ uint64_t gtdp_nr_held(const uint64_t *pfns, uint64_t nr)
 	return held;
 }
 
+/*
+ * Repeat a call for as long as it is to be repeated.  Returns 0, or the error that
+ * it came back with else, and in @sum what the calls have mapped, or not.
+ */
+int gtdp_populate_on(struct kvm_vm *vm, struct kvm_populate_memory *range,
+		     struct kvm_populate_memory *sum)
+{
+	const uint64_t end = range->gpa + range->size;
+	int r, err, attempts = 0;
+	uint64_t before;
+
+	*sum = (struct kvm_populate_memory) {};
+
+	do {
+		before = range->gpa;
+		r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, range);
+		err = r ? errno : 0;
+		TEST_ASSERT_EQ(range->mapped + range->absent, range->gpa - before);
+		TEST_ASSERT_EQ(range->gpa + range->size, end);
+
+		sum->mapped += range->mapped;
+		sum->absent += range->absent;
+		attempts = range->gpa == before ? attempts + 1 : 0;
+		TEST_ASSERT(attempts < MAX_ATTEMPTS, "Got no further than %#llx in %d calls: %s",
+			    range->gpa, attempts, strerror(err));
+		give_way(attempts);
+	} while (err == EINTR || err == EAGAIN);
+
+	return err;
+}
+
 /* Returns the sums of what the calls that were necessary had mapped, or not. */
 struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,
 					 uint64_t size)
 {
-	struct kvm_populate_memory range = { .gpa = gpa, .size = size }, sum = {};
-	uint64_t before;
-	int r;
+	struct kvm_populate_memory range = { .gpa = gpa, .size = size }, sum;
+	int err = gtdp_populate_on(vm, &range, &sum);
 
-	do {
-		before = range.gpa;
-		r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
-		TEST_ASSERT(!r || errno == EINTR || errno == EAGAIN,
-			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
-		TEST_ASSERT_EQ(range.mapped + range.absent, range.gpa - before);
-		TEST_ASSERT_EQ(range.gpa + range.size, gpa + size);
-
-		sum.mapped += range.mapped;
-		sum.absent += range.absent;
-	} while (r);
-
+	TEST_ASSERT(!err, "KVM_POPULATE_MEMORY at %#llx: %s", range.gpa, strerror(err));
 	TEST_ASSERT_EQ(range.size, 0);
 	return sum;
 }

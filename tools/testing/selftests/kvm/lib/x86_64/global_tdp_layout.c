@@ -276,21 +276,14 @@ void gtdp_piece_delete(struct kvm_vm *vm, struct gtdp_piece *piece)
 
 struct kvm_populate_memory gtdp_piece_populate(struct kvm_vm *vm, struct gtdp_piece *piece)
 {
-	struct kvm_populate_memory sum = {}, range = {
+	struct kvm_populate_memory sum, range = {
 		.gpa = piece->gpa,
 		.size = piece->nr * PAGE_SIZE,
 		.as_id = piece->as_id,
 	};
-	int r;
+	int err = gtdp_populate_on(vm, &range, &sum);
 
-	do {
-		r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
-		TEST_ASSERT(!r || errno == EINTR || errno == EAGAIN,
-			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
-		sum.mapped += range.mapped;
-		sum.absent += range.absent;
-	} while (r);
-
+	TEST_ASSERT(!err, "KVM_POPULATE_MEMORY at %#llx: %s", range.gpa, strerror(err));
 	TEST_ASSERT_EQ(sum.mapped + sum.absent, piece->nr * PAGE_SIZE);
 	return sum;
 }

@@ -191,6 +191,7 @@ static int find_usable(struct gtdp_piece *usable[])
 static void new_layout(struct guest_random_state *rng)
 {
 	struct gtdp_piece *usable[GTDP_MAX_PIECES];
+	int tries = 1000;
 	uint64_t i;
 
 	drop_layout();
@@ -198,6 +199,7 @@ static void new_layout(struct guest_random_state *rng)
 	TEST_ASSERT(gtdp_mem_alloc(&storm.mem, storm.backing, STORM_SIZE, 0), "No memory");
 
 	do {
+		TEST_ASSERT(tries--, "No layout has two memslots to read from");
 		gtdp_layout_choose(&storm.layout, &storm.areas, rng, STORM_PAGES);
 	} while (storm.layout.nr < 2 || !find_usable(usable));
 	storm.counts.layouts[storm.layout.kind]++;

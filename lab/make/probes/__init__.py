@@ -1,0 +1,37 @@
+"""The lab's own modules for the stock kernel of an emulated machine.
+
+lab_breakpoint has it go on where the emulator runs a breakpoint that is gone; lab_delay has a
+function of the kernel return late, to widen the window of a race.
+"""
+
+import shutil
+from pathlib import Path
+
+from lab import shell
+from lab.paths import BUILD
+from lab.shell import locked
+from lab.source import debian
+
+_DIRECTORY = BUILD / "probes"
+_SOURCES = ("Kbuild", "lab_breakpoint.c", "lab_delay.c")
+BREAKPOINT = _DIRECTORY / "lab_breakpoint.ko"
+DELAY = _DIRECTORY / "lab_delay.ko"
+
+
+def build() -> None:
+    """Bring both up to date."""
+    with locked("probes"):
+        kernel = debian.kernel()
+        _DIRECTORY.mkdir(parents=True, exist_ok=True)
+        built = _DIRECTORY / "built"
+        if built.exists() and built.read_text() == _wanted(kernel.release):
+            return
+        for name in _SOURCES:
+            shutil.copyfile(Path(__file__).parent / name, _DIRECTORY / name)
+        shell.build("probes", "make", "-C", kernel.headers, f"M={_DIRECTORY}", "modules")
+        built.write_text(_wanted(kernel.release))
+
+
+def _wanted(release: str) -> str:
+    sources = (Path(__file__).parent / name for name in _SOURCES)
+    return "\n".join((release, *(source.read_text() for source in sources)))
