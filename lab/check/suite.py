@@ -245,13 +245,7 @@ def _share(lane: int, *, checked: bool) -> Do:
 
 def _npt(params: str, wanted: Sequence[str], *, checked: bool = False) -> Do:
     def step(part: Part) -> None:
-        chosen = tests.by_parameter(wanted)
-        if params == ON:
-            chosen = [
-                *tests.ours(wanted),
-                *tests.variants("npt", wanted),
-                *tests.delayed(wanted),
-            ]
+        chosen = tests.on_npt(wanted) if params == ON else tests.by_parameter(wanted)
         private = tests.private(wanted) if checked else []
         done = machines.on_npt(f"npt {params}", [*chosen, *private], params, checked=checked)
         machine = "npt, checked" if checked else "npt"
@@ -310,7 +304,7 @@ def _own_tests() -> list[Step]:
         on_ours = _config(f"ours {params}", params)
 
         def do(part: Part) -> None:
-            every = tests.stock()
+            every = tests.of_memory() if params == OFF else tests.stock()
             found = on_ours([test for test in every if not test.left_out], 0)
             part.outcomes += compare.judge(every, found, on_stock, on_ours)
 

@@ -1,6 +1,7 @@
 """What is run, with which arguments, and what is left out and why."""
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -72,14 +73,15 @@ called, how they are set, and which tests. EPT has 4 levels, NPT 5 (`-cpu max`).
 
 _RACING = ("churn", "locking", "notifier", "dirty", "uffd")
 ON_MACHINES = {
-    "4level": ("churn", "reach", "fuzz", "giant"),
+    "4level": ("reach", "fuzz", "giant"),
     "iommu": ("assigned",),
     "4cpus": _RACING,
 }
 """Tests that want another of npt.MACHINES: memslots beyond what a VM's page tables
 reach, and a huge page of 1 GiB; a device to assign; more CPUs than the host may have."""
 
-_BY_PARAMETER = ("api", "fault_around", "follow")
+_BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
+"""Tests that go by the parameter of kvm.ko, and the part of them that does; others choose."""
 
 _DELAYED = {
     "locking": ("make_spte", 200),
@@ -93,6 +95,9 @@ _DELAYED = {
 so many microseconds: a page is in the dirty log, but not writable yet; a range is
 registered as being invalidated, but still mapped by the host; a fault has looked its memslot
 up; a page table is being filled, but not linked; a VMA is no more what a call has found."""
+
+_ONLY_DELAYED = {"global_tdp_churn_test"}
+"""Long ones that are run without that on another machine."""
 
 _DELAYED_ANY = (
     "n=$(cat /sys/module/lab_delay/parameters/delayed); rmmod lab_delay; "
@@ -108,6 +113,15 @@ _PRIVATE = (
 )
 """Of the kernel's own tests, those that are about VMs with memory attributes, or have a part
 for them: they take KVM_SW_PROTECTED_VM, i.e. our modules with assertions."""
+
+_OF_CPUS = re.compile(
+    r"(x86_64/(amx|apic|cpuid|cr4|debug_regs|fix_hypercall|get_msr|hwcr|hyperv|kvm_clock"
+    r"|kvm_pv|max_vcpuid|monitor|nested_exceptions|platform_info|pmu|recalc_apic|set_|sync_regs"
+    r"|triple_fault|tsc|ucna|userspace_|vmx_|xapic|xcr0|xen|xss)"
+    r"|coalesced_io|guest_print|system_counter)\w*"
+)
+"""The kernel's own tests of what a CPU, its interrupts or its clocks do. With global_tdp=1 all
+of them are run, too; with 0, those of memory."""
 
 _LEFT_OUT = {
     "hardware_disable_test": "left out: does not end within 120 s on an emulated CPU",
@@ -236,6 +250,12 @@ def expect(outcome: Outcome, machine: str) -> Outcome:
     return replace(outcome, state=State.FAILED, reason=reason)
 
 
+def on_npt(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series, in all the ways that the default machine runs them."""
+    plain = [test for test in ours(wanted) if wanted or test.name not in _ONLY_DELAYED]
+    return [*plain, *variants("npt", wanted), *delayed(wanted)]
+
+
 def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series that want this one of npt.MACHINES."""
     names = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in ON_MACHINES[kind]}
@@ -243,9 +263,16 @@ def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
 
 
 def by_parameter(wanted: Sequence[str] = ()) -> list[Test]:
-    """Return the tests of the series that go by the parameter of kvm.ko; others choose."""
-    names = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in _BY_PARAMETER}
-    return [test for test in ours(wanted) if test.name in names]
+    """Return the tests of the series, or parts of them, that go by kvm.ko's parameter."""
+    parts = {
+        f"{_OURS.removeprefix('x86_64/')}{name}_test": part
+        for name, part in _BY_PARAMETER.items()
+    }
+    return [
+        replace(test, argv=(*test.argv, *parts[test.name]))
+        for test in ours(wanted)
+        if test.name in parts
+    ]
 
 
 def variants(backend: str, wanted: Sequence[str] = ()) -> list[Test]:
@@ -265,7 +292,6 @@ def pml(wanted: Sequence[str] = ()) -> list[Test]:
         return []
     modes = (
         ("-M", "dirty-log", "-i", "3"),
-        ("-M", "clear-log", "-i", "3"),
         (*_DIRTY_RING[:-1], "3"),
     )
     return [
@@ -295,8 +321,12 @@ def with_delay(function: str, usecs: int) -> str:
 
 def stock(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests the kernel already has, or those of the programs `wanted`."""
-    names = [name for name in _programs() if not name.startswith(_OURS)]
-    return list(_stock(name for name in names if not wanted or name in wanted))
+    return list(_stock(name for name in _kernels() if not wanted or name in wanted))
+
+
+def of_memory() -> list[Test]:
+    """Return the tests the kernel already has, but those of CPUs."""
+    return list(_stock(name for name in _kernels() if not _OF_CPUS.fullmatch(name)))
 
 
 def private(wanted: Sequence[str] = ()) -> list[Test]:
@@ -320,6 +350,10 @@ def tools(*, stock: bool) -> list[Test]:
 
 def _programs() -> list[str]:
     return [name for name in selftests.programs() if os.access(SELFTESTS / name, os.X_OK)]
+
+
+def _kernels() -> list[str]:
+    return [name for name in _programs() if not name.startswith(_OURS)]
 
 
 def _stock(names: Iterable[str]) -> Iterable[Test]:

@@ -1,5 +1,7 @@
 """KVM's selftests: static programs, so that any guest runs them."""
 
+from pathlib import Path
+
 from lab import shell
 from lab.paths import BUILD, LINUX, SELFTESTS
 from lab.shell import console, locked
@@ -8,6 +10,8 @@ from lab.source import tree
 SOURCE = LINUX / "tools/testing/selftests/kvm"
 HEADERS = BUILD / "headers"
 """Where the kernel's user headers go: outside of the tree, which stays clean."""
+PATIENCE = Path(__file__).with_name("patience.h")
+"""Has the kernel's own tests wait longer before they say that nothing came."""
 
 
 def build() -> None:
@@ -31,6 +35,7 @@ def _build() -> None:
             "LDFLAGS=-static",
             "-j2",
         ),
+        f"USERCFLAGS=-include {PATIENCE}",
         f"KHDR_INCLUDES=-isystem {HEADERS}/usr/include",
     )
     scripts = ("--include=*/", "--include=*.sh", "--exclude=*")
