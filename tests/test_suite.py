@@ -165,6 +165,36 @@ class Expected(unittest.TestCase):
                 self.assertEqual([each.state for each in part.outcomes], [FAILED])
 
 
+class Chosen(unittest.TestCase):
+    """What is run where, of programs that were built."""
+
+    def setUp(self) -> None:
+        programs = [
+            "a_test",
+            "dirty_log_perf_test",
+            *(f"x86_64/{name}" for name in ("xen_shinfo_test", "smm_test", "hyperv_cpuid")),
+            *(f"x86_64/global_tdp_{name}_test" for name in ("api", "churn", "follow")),
+        ]
+        self.enterContext(mock.patch.object(tests, "_programs", return_value=programs))
+
+    def test_whatever_is_not_known_to_be_of_cpus_is_of_memory(self) -> None:
+        names = [test.name.partition(" ")[0] for test in tests.of_memory()]
+        self.assertEqual(names, ["a_test", "dirty_log_perf_test", "smm_test"])
+
+    def test_churn_is_plain_on_another_machine(self) -> None:
+        churn = "global_tdp_churn_test"
+        late = [test.name for test in tests.on_npt() if churn in test.name]
+        self.assertEqual(len(late), 1)
+        self.assertIn("late", late[0])
+        self.assertIn(churn, [test.name for test in tests.on_machine("4cpus")])
+        self.assertIn(churn, [test.name for test in tests.on_npt([churn])])
+
+    def test_parts_that_go_by_the_parameter(self) -> None:
+        follow = tests.by_parameter(["global_tdp_follow_test"])[0]
+        source = LINUX / "tools/testing/selftests/kvm/x86_64/global_tdp_follow_test.c"
+        self.assertEqual(source.read_text().count(f'{{ "{follow.argv[-1]}'), 1)
+
+
 class Order(unittest.TestCase):
     """Of builds and machines."""
 

@@ -29,12 +29,14 @@ def show(parts: Sequence[Part]) -> int:
     console = stdout()
     for part in parts:
         console.print(_table(part))
+    # Some who read it see the end only.
     for part in parts:
         for outcome in part.outcomes:
-            if outcome.state is State.FAILED and outcome.output.strip():
+            if outcome.state is State.FAILED:
                 console.print(f"\n[bold red]failed:[/] {part.title}: ", end="")
                 console.print(outcome.name, markup=False, style="bold")
-                console.print(outcome.tail, markup=False, soft_wrap=True)
+                for text in filter(str.strip, (outcome.reason, outcome.tail)):
+                    console.print(text, markup=False, soft_wrap=True)
     counts = Counter(outcome.state for part in parts for outcome in part.outcomes)
     console.print()
     return end(counts)

@@ -40,13 +40,16 @@ reserve() { # huge pages, of how many that are wanted
 run_one() { # number, seconds, huge pages, name
 	begin "$1" "$4"
 	reserve "$3" "$3"
-	limit=
-	[ "$2" = 0 ] || limit="timeout -s KILL $2"
-	# shellcheck disable=SC2086
-	setsid $limit "$shell" "$run/command.$1" </dev/null 2>&1 &
-	wait $! 2>/dev/null # which would tell of a signal
+	setsid "$shell" "$run/command.$1" </dev/null 2>&1 &
+	session=$!
+	limit=$session
+	if [ "$2" != 0 ]; then
+		setsid sh "$LAB_GUEST/limit.sh" $session "$2" 2>&1 &
+		limit=$! # which may be no session yet
+	fi
+	wait $session 2>/dev/null # which would tell of a signal
 	status=$?
-	kill -KILL "-$!" 2>/dev/null # whatever it left behind
+	kill -KILL $limit "-$limit" "-$session" 2>/dev/null # whatever is left of it
 	reserve 0 "$3"
 	end "$1" $status
 }
