@@ -390,6 +390,22 @@ class Compare(unittest.TestCase):
             self.assertIs(verdict.state, state, (ours, stock))
             self.assertIn(" of 5", verdict.reason)
 
+    def test_known_to_hang(self) -> None:
+        """Another run must pass, and nothing else may go wrong."""
+        where = "lab: after 120 s a_test is in state S, in kvm_vcpu_block kvm_vcpu_halt a b"
+        hung, elsewhere = (judge(TEST.name, ended(KILLED, text)) for text in (where, "b a"))
+        for ours, state in (
+            ([hung, *[GOOD] * 4], PASSED),
+            ([*[hung] * 4, GOOD], PASSED),
+            ([hung] * 5, FAILED),
+            ([elsewhere, *[GOOD] * 4], FAILED),
+            ([hung, BAD, *[GOOD] * 3], FAILED),
+        ):
+            verdict = compare.settle(ours, [GOOD] * 5, "kvm_vcpu_halt a")
+            self.assertIs(verdict.state, state, ours)
+            self.assertIs(compare.settle(ours, [GOOD] * 5).state, FAILED)
+            self.assertIn(" of 5", verdict.reason)
+
     def judged(self, stocks: Sequence[Report], ours: Sequence[Report]) -> list[Outcome]:
         """Return the verdicts on TEST, by a report for each run that may be asked for."""
         runners = ((lambda _, n, all_of=all_of: all_of[n]) for all_of in (stocks, ours))

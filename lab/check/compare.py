@@ -5,7 +5,8 @@ five times on both if it ends there in another way or fails there, for some fail
 on a busy or emulated machine. It has failed if, in any of the five, it fails with ours in a
 way in which it never fails on stock modules, or if it fails with ours in at least three runs
 more: chance alone has that, of two that fail alike, once in ten times at most. What is left is
-no better on stock modules, and shows nothing: it is skipped.
+no better on stock modules, and shows nothing: it is skipped. A hang that is known of stock
+modules, by where the threads are, neither counts nor shows anything: another run has to pass.
 
 The way is what the program ended with, and the assertion that it names; a signal, a time-out
 and a machine that died are ways of their own, as are a skip and its reason, where stock modules
@@ -45,7 +46,9 @@ def judge(
     def of(reports: Sequence[Report], test: Test) -> list[Outcome]:
         return [report.outcomes[test.name] for report in reports]
 
-    verdicts += [settle(of(all_ours, test), of(stocks, test)) for test in unclear]
+    verdicts += [
+        settle(of(all_ours, test), of(stocks, test), test.known_to_hang) for test in unclear
+    ]
     return [*verdicts, *complaints(stocks, all_ours)]
 
 
@@ -73,10 +76,16 @@ def compare(
     return clear, unclear
 
 
-def settle(on_ours: Sequence[Outcome], on_stock: Sequence[Outcome]) -> Outcome:
-    """Return the verdict on a test that was run several times on both."""
+def settle(on_ours: Sequence[Outcome], on_stock: Sequence[Outcome], hang: str = "") -> Outcome:
+    """Return the verdict on a test that was run several times on both; `hang` is known."""
     known = {outcome.way for outcome in on_stock}
     wrong = [outcome for outcome in on_ours if outcome.way]
+    others = [outcome for outcome in wrong if not hang or hang not in outcome.output]
+    passed = [outcome for outcome in on_ours if not outcome.way]
+    if passed and not others:
+        reason = f"hung {len(wrong)} of {len(on_ours)}, where it hangs on stock modules too"
+        return replace(passed[0], reason=reason)
+    wrong = others or wrong
     # What was not run shows nothing, whatever stock does.
     of_ours_only = [
         outcome
