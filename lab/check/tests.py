@@ -145,7 +145,7 @@ _HANGS = {"xen_shinfo_test": "kvm_vcpu_halt kvm_xen_hypercall"}
 """Tests that hang on stock modules, too, now and then, on a busy host, and in which functions,
 as guest/limit.sh tells. This one: a vCPU polls an event channel without a time-out while
 another thread has the kernel take page 0 for the shared info, where the event that is to end
-that may be pending already. One of 40 runs beside three other machines."""
+that may be pending already. 2 of 48 runs beside three other machines."""
 
 
 @dataclass(frozen=True)
