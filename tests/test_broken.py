@@ -33,7 +33,7 @@ class Patches(unittest.TestCase):
 
     def test_what_does_not_fit_or_is_not_said_is_refused(self) -> None:
         """Each is an error that names the file."""
-        whole = {"Promise": "p", "Test": "api"}
+        whole = {"Promise": "p", "Test": "api", "Noticed": "a is 3"}
         diff = (
             "\n--- a/virt/kvm/kvm_main.c\n+++ b/virt/kvm/kvm_main.c\n@@ -1 +1 @@\n-no\n+yes\n"
         )
@@ -45,6 +45,9 @@ class Patches(unittest.TestCase):
                 path.write_text("".join(f"{k}: {v}\n" for k, v in head.items()) + diff)
                 with self.assertRaisesRegex(LabError, "some.patch"):
                     broken.parse(path)
+            path.write_text("Promise: p\nTest: api\nNoticed: \n" + diff)
+            with self.assertRaisesRegex(LabError, "no Noticed:"):
+                broken.parse(path)
             path.write_text("".join(f"{k}: {v}\n" for k, v in whole.items()) + diff)
             with self.assertRaisesRegex(LabError, "some.patch does not apply"):
                 broken.apply(broken.parse(path), LINUX, "--dry-run")
@@ -83,7 +86,7 @@ class Control(unittest.TestCase):
 
     def test_a_delay_that_is_not_there_is_no_pass(self) -> None:
         """The test would prove nothing."""
-        entry = broken.Broken(Path("a"), "p", test="api", late="f")
+        entry = broken.Broken(Path("a"), "p", "a is 3", test="api", late="f")
         with tempfile.TemporaryDirectory() as guest:
             Path(guest, "modules.sh").write_text("put() { return 1; }\n")
             script = entry.commands[0].line.partition("\n")[2]
@@ -105,7 +108,21 @@ class Judge(unittest.TestCase):
         self.assertIs(self._state("a is 3", _FAILED, 254), State.PASSED)
         self.assertIs(self._state("a == b", _FAILED, 254), State.PASSED)
         self.assertIs(self._state("another", _FAILED, 254), State.FAILED)
-        self.assertIs(self._state("", _FAILED, 254), State.PASSED)
+        self.assertIs(self._state("", _FAILED, 254), State.FAILED)
+
+    def test_one_of_several(self) -> None:
+        """A line each, as the head of a patch has them."""
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch, "some.patch")
+            path.write_text(
+                "Promise: p\nTest: api\nNoticed:\n kernel: NULL\n a is 3\n\n--- a\n"
+            )
+            noticed = broken.parse(path).noticed
+        self.assertIs(self._state(noticed, _FAILED, 254), State.PASSED)
+        self.assertIs(self._state(noticed, "", None, "BUG: NULL"), State.PASSED)
+        other = _FAILED.replace("3", "4")
+        for wrong in (noticed, " \n"):
+            self.assertIs(self._state(wrong, other, 254), State.FAILED)
 
     def test_neither_a_pass_nor_a_skip_nor_a_kill(self) -> None:
         """Even if they print the words."""

@@ -84,7 +84,7 @@ class Runner(unittest.TestCase):
         self.run_directory = self.scratch / "run"
         self.run_directory.mkdir()
         files = {"/dev/kmsg": "kmsg", "/proc/sys/vm/nr_hugepages": "pages"}
-        for name in ("run.sh", "marks.sh"):
+        for name in ("run.sh", "marks.sh", "limit.sh"):
             text = (runs.GUEST / name).read_text()
             for file, other in files.items():
                 text = text.replace(file, f"{scratch.name}/{other}")
@@ -121,7 +121,10 @@ class Runner(unittest.TestCase):
                 statuses = [result.status for result in stream.results]
                 self.assertEqual(statuses, [7, KILLED, 0, 0, 0])
                 outputs = [result.output for result in stream.results]
-                self.assertEqual(outputs, [f"{ROOT}\noops\n", "begun\n", "", "72\n", ""])
+                begun, told = outputs.pop(1).splitlines()
+                self.assertEqual(begun, "begun")
+                self.assertRegex(told, r"^lab: after 1 s: 1 sleep in state S")
+                self.assertEqual(outputs, [f"{ROOT}\noops\n", "", "72\n", ""])
                 self.assertEqual((self.scratch / "pages").read_text(), "0\n")
                 self.assertTrue(self._is_over((self.scratch / "left").read_text().strip()))
 

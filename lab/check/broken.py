@@ -5,8 +5,8 @@ tests/broken/ has a patch a promise; its head, lines of "Name: text", says what 
     Promise     what is promised, after the number of the rule in the design, if there is one
     Test        the series' test that is to notice, or more of them, each of which is; or
     Program     a program of build/selftests, with arguments
-    Noticed     what the assertion that fails says; or "kernel: " and what its log says; without
-                it, any assertion counts
+    Noticed     what the assertion that fails says; or "kernel: " and what its log says; where
+                chance decides which, or more tests are to notice, a line of its own for each
 
 and, where it takes that, Late, Usecs, Checked, Machine, Intel and Params, see Broken. First
 all these tests must pass with nothing broken. Then each patch is applied to a mirror of the
@@ -58,8 +58,8 @@ class Broken:
 
     path: Path
     promise: str
+    noticed: str
     test: str = ""
-    noticed: str = ""
     program: str = ""
     late: str = ""
     """A function of the kernel that returns late meanwhile."""
@@ -112,10 +112,12 @@ def parse(path: Path) -> Broken:
     known = {field.name for field in fields(Broken)} - {"path"}
     head = HeaderParser().parsestr(path.read_text(), headersonly=True)
     given = {name.lower(): text for name, text in head.items()}
+    if len(given) < len(head):
+        raise LabError(f"{path.relative_to(ROOT)}: the same name twice")
     if unknown := given.keys() - known:
         raise LabError(f"{path.relative_to(ROOT)}: what is {min(unknown).capitalize()}:?")
-    for wanted in ({"promise"}, {"test", "program"}):
-        if not wanted & given.keys():
+    for wanted in ({"promise"}, {"test", "program"}, {"noticed"}):
+        if not any(given.get(name, "").strip() for name in wanted):
             raise LabError(f"{path.relative_to(ROOT)}: no {max(wanted).capitalize()}:")
     return Broken(path, **given)
 
@@ -254,12 +256,16 @@ def _try(broken: Broken, directory: Path) -> tuple[State, str]:
 
 def judge(noticed: str, done: Run) -> tuple[State, str]:
     """Return whether a run, of a broken promise, shows what is to be noticed."""
-    by_kernel = noticed.startswith(KERNEL)
+    ways = list(filter(None, map(str.strip, noticed.splitlines())))
+    kernels = [way for way in ways if way.startswith(KERNEL)]
     complaints = "\n".join(done.splats)
     failure = _FAILURE.search(done.output)
-    if by_kernel and noticed.removeprefix(KERNEL) in complaints:
-        return State.PASSED, noticed
-    if failure and not by_kernel and noticed in done.output[failure.start() :]:
+    said = done.output[failure.start() :] if failure else ""
+    went_wrong = any(result.status != 0 for result in done.results)
+    for way in kernels:
+        if went_wrong and way.removeprefix(KERNEL) in complaints:
+            return State.PASSED, way
+    if failure and any(way in said for way in ways if way not in kernels):
         return State.PASSED, failure[1].strip()
     if failure:
         told = failure[0] + done.output[failure.end() :][:300]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lab.check.machines import Report, signature
-from lab.check.outcome import NOT_RUN, Outcome, State
+from lab.check.outcome import LATE, NOT_RUN, Outcome, State
 from lab.check.tests import Test
 
 RUNS = 5
@@ -78,14 +78,16 @@ def compare(
 
 def settle(on_ours: Sequence[Outcome], on_stock: Sequence[Outcome], hang: str = "") -> Outcome:
     """Return the verdict on a test that was run several times on both; `hang` is known."""
+    runs, stock_runs = len(on_ours), len(on_stock)
+    hung, on_ours = _split(on_ours, hang)
+    stock_hung, on_stock = _split(on_stock, hang)
     known = {outcome.way for outcome in on_stock}
     wrong = [outcome for outcome in on_ours if outcome.way]
-    others = [outcome for outcome in wrong if not hang or hang not in outcome.output]
-    passed = [outcome for outcome in on_ours if not outcome.way]
-    if passed and not others:
-        reason = f"hung {len(wrong)} of {len(on_ours)}, where it hangs on stock modules too"
-        return replace(passed[0], reason=reason)
-    wrong = others or wrong
+    if hung and (len(wrong) in (0, len(on_ours)) or len(hung) - len(stock_hung) >= _MORE):
+        counts = f"{len(hung)} of {runs} (stock {len(stock_hung)} of {stock_runs})"
+        reason = f"hung {counts}, where it is known to hang on stock modules"
+        enough = on_ours and not wrong and len(hung) - len(stock_hung) < _MORE
+        return replace(on_ours[0] if enough else hung[0], reason=reason)
     # What was not run shows nothing, whatever stock does.
     of_ours_only = [
         outcome
@@ -103,6 +105,19 @@ def settle(on_ours: Sequence[Outcome], on_stock: Sequence[Outcome], hang: str = 
         return replace(shown, state=State.FAILED, reason=reason)
     reason = f"fails on stock modules too: {counts}: {shown.reason}"
     return replace(shown, state=State.SKIPPED, reason=reason)
+
+
+def _split(runs: Sequence[Outcome], hang: str) -> tuple[list[Outcome], list[Outcome]]:
+    """Return those that hung where they are known to, and the others."""
+    hung = [
+        outcome
+        for outcome in runs
+        if hang
+        and outcome.reason.startswith(LATE)
+        and hang in outcome.output
+        and " in state D" not in outcome.output
+    ]
+    return hung, [outcome for outcome in runs if outcome not in hung]
 
 
 def complaints(stock: Sequence[Report], ours: Sequence[Report]) -> list[Outcome]:

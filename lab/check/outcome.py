@@ -30,6 +30,9 @@ _VARYING = re.compile(r"\b\d+ s\b|; see .*|; its console is .*|, as \d+ machines
 
 _TAIL = 12
 
+LATE = "did not end within"
+"""What a reason begins with, if it was ended."""
+
 NOT_RUN = "not run"
 """What a reason begins with, if machines died before it was its turn."""
 
@@ -85,7 +88,7 @@ def judge(name: str, result: Result, died: str = "") -> Outcome:
     if status is None:
         reason = died
     elif status == KILLED:
-        reason = f"did not end within {result.seconds:.0f} s"
+        reason = f"{LATE} {result.seconds:.0f} s"
     elif status == SKIPPED:
         state, reason = State.SKIPPED, _skip_reason(said)
     elif status in _SIGNALS:

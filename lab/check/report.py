@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from lab.check.outcome import Outcome, State
+from lab.check.outcome import NOT_RUN, Outcome, State
 from lab.show import stdout, table
 
 _STYLES = {State.PASSED: "green", State.FAILED: "bold red", State.SKIPPED: "yellow"}
@@ -32,7 +32,7 @@ def show(parts: Sequence[Part]) -> int:
     # Some who read it see the end only.
     for part in parts:
         for outcome in part.outcomes:
-            if outcome.state is State.FAILED:
+            if outcome.state is State.FAILED and not outcome.reason.startswith(NOT_RUN):
                 console.print(f"\n[bold red]failed:[/] {part.title}: ", end="")
                 console.print(outcome.name, markup=False, style="bold")
                 for text in filter(str.strip, (outcome.reason, outcome.tail)):

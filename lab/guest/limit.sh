@@ -1,5 +1,6 @@
 #!/bin/sh
-# Ends a command that has had its time, after telling where its threads are, a line each.
+# Ends a command that has had its time, after telling where its threads are, those together
+# that are at the same place.
 #	limit.sh SESSION SECONDS
 sleep "$2"
 for task in /proc/[0-9]*/task/[0-9]*; do
@@ -7,8 +8,7 @@ for task in /proc/[0-9]*/task/[0-9]*; do
 	# shellcheck disable=SC2046
 	set -- "$1" "$2" $(sed 's/.*) //' "$task/stat" 2>/dev/null)
 	[ "$6" = "$1" ] || continue
-	frames=$(sed 's/^\[<0>\] //; s/+.*//' "$task/stack" 2>/dev/null | head -n 6)
-	# shellcheck disable=SC2086
-	echo "lab: after $2 s $(cat "$task/comm") is in state $3, in" $frames
-done
+	# shellcheck disable=SC2046
+	echo "$(cat "$task/comm") in state $3:" $(sed 's/^\[<0>\] //; s/+.*//; 6q' "$task/stack")
+done 2>/dev/null | sort | uniq -c | sed "s/^ */lab: after $2 s: /"
 kill -KILL "-$1"

@@ -42,14 +42,16 @@ run_one() { # number, seconds, huge pages, name
 	reserve "$3" "$3"
 	setsid "$shell" "$run/command.$1" </dev/null 2>&1 &
 	session=$!
-	limit=$session
+	timer=
 	if [ "$2" != 0 ]; then
 		setsid sh "$LAB_GUEST/limit.sh" $session "$2" 2>&1 &
-		limit=$! # which may be no session yet
+		timer=$!
 	fi
 	wait $session 2>/dev/null # which would tell of a signal
 	status=$?
-	kill -KILL $limit "-$limit" "-$session" 2>/dev/null # whatever is left of it
+	# Whatever is left of it. The timer may not have a session yet.
+	kill -KILL "-$session" ${timer:+$timer "-$timer"} 2>/dev/null
+	[ -z "$timer" ] || wait "$timer" 2>/dev/null
 	reserve 0 "$3"
 	end "$1" $status
 }

@@ -24,6 +24,9 @@ def _build() -> None:
     tree.ensure()
     SELFTESTS.mkdir(exist_ok=True)
     shell.build("headers", "make", "-C", LINUX, f"O={HEADERS}", "ARCH=x86", "headers", "-j2")
+    flags = f"USERCFLAGS=-include {PATIENCE}"
+    built_with = SELFTESTS / "flags"
+    same = built_with.exists() and built_with.read_text() == flags
     shell.build(
         "selftests",
         *(
@@ -35,9 +38,11 @@ def _build() -> None:
             "LDFLAGS=-static",
             "-j2",
         ),
-        f"USERCFLAGS=-include {PATIENCE}",
+        flags,
         f"KHDR_INCLUDES=-isystem {HEADERS}/usr/include",
+        *([] if same else ["-B"]),  # make does not know what objects were built with
     )
+    built_with.write_text(flags)
     scripts = ("--include=*/", "--include=*.sh", "--exclude=*")
     shell.output("rsync", "-rlpt", *scripts, f"{SOURCE}/", f"{SELFTESTS}/")
     console.print(f"build/selftests: {len(programs())} programs")
