@@ -45,9 +45,14 @@ class Patches(unittest.TestCase):
                 path.write_text("".join(f"{k}: {v}\n" for k, v in head.items()) + diff)
                 with self.assertRaisesRegex(LabError, "some.patch"):
                     broken.parse(path)
-            path.write_text("Promise: p\nTest: api\nNoticed: \n" + diff)
-            with self.assertRaisesRegex(LabError, "no Noticed:"):
-                broken.parse(path)
+            for head, wrong in (
+                ("Test: api\nNoticed: \n", "no Noticed:"),
+                ("Test: api\nNoticed: a\nNoticed: b\n", "twice"),
+                ("Test: api age\nNoticed: kernel: a\n", "several tests"),
+            ):
+                path.write_text(f"Promise: p\n{head}{diff}")
+                with self.assertRaisesRegex(LabError, wrong):
+                    broken.parse(path)
             path.write_text("".join(f"{k}: {v}\n" for k, v in whole.items()) + diff)
             with self.assertRaisesRegex(LabError, "some.patch does not apply"):
                 broken.apply(broken.parse(path), LINUX, "--dry-run")

@@ -34,9 +34,11 @@
 
 #define HOST_TAG	1
 
-/* Attempts, and calls that are to be met in their midst: most, if CPUs are idle. */
+/*
+ * Attempts, and calls that are to be met in their midst: how many are depends on
+ * how long a look takes, and on how soon another CPU notices that they have begun.
+ */
 #define MIN_TRIES	20
-#define MAX_TRIES	500
 #define MIN_HITS	1
 
 /* Of those that the test may use: for the calls, and for what happens meanwhile. */
@@ -104,6 +106,16 @@ static uint64_t nr_mapped(struct env *env)
 	return gtdp_nr_mapped(env->vm) - env->nr_code;
 }
 
+static void map_anonymous(void *hva, uint64_t size)
+{
+	void *map = mmap(hva, size, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+
+	TEST_ASSERT(map == hva, __KVM_SYSCALL_ERROR("mmap()", -1));
+	if (thp_configured())
+		madvise(hva, size, MADV_NOHUGEPAGE);
+}
+
 /*
  * All of it is one mapping of memory, with a page in each region, of which all are
  * mapped but that in the first region.  There is none at the end: to take it away,
@@ -111,17 +123,26 @@ static uint64_t nr_mapped(struct env *env)
  */
 static void make_anonymous(struct env *env)
 {
-	void *map = mmap(env->mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE,
-			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 	uint64_t i;
 
-	TEST_ASSERT(map == env->mem.hva, __KVM_SYSCALL_ERROR("mmap()", -1));
-	if (thp_configured())
-		madvise(map, MEM_SIZE, MADV_NOHUGEPAGE);
+	map_anonymous(env->mem.hva, MEM_SIZE);
 	for (i = 0; i < NR_REGIONS; i++)
-		gtdp_stamp(map + i * SZ_2M, 1, HOST_TAG);
+		gtdp_stamp(env->mem.hva + i * SZ_2M, 1, HOST_TAG);
 
 	gtdp_populate(env->vm, GTDP_GPA + SZ_2M, REST_SIZE - SZ_2M);
+	TEST_ASSERT_EQ(nr_mapped(env), NR_REGIONS - 1);
+}
+
+/* The same again, where only the end is another kind: it joins what is before it. */
+static void make_end_anonymous(struct env *env)
+{
+	int r;
+
+	map_anonymous(env->mem.hva + REST_SIZE, PART_SIZE);
+
+	r = madvise(env->mem.hva, PAGE_SIZE, MADV_DONTNEED);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	gtdp_stamp(env->mem.hva, 1, HOST_TAG);
 	TEST_ASSERT_EQ(nr_mapped(env), NR_REGIONS - 1);
 }
 
@@ -192,7 +213,7 @@ static bool change_in_midst(struct env *env)
 {
 	bool hit;
 
-	make_anonymous(env);
+	make_end_anonymous(env);
 	start_call(env);
 	TEST_ASSERT(make_special(env), __KVM_SYSCALL_ERROR("mmap()", -1));
 	hit = READ_ONCE(env->calling);
@@ -204,12 +225,13 @@ static bool change_in_midst(struct env *env)
 
 static void change_while_called(struct env *env)
 {
+	time_t end = time(NULL) + GTDP_WAIT_SECONDS;
 	pthread_t thread;
 	int i, hits = 0;
 
 	pthread_create(&thread, NULL, populator, env);
 	pin(env, CHANGING_CPU);
-	for (i = 0; i < MAX_TRIES && (i < MIN_TRIES || hits < MIN_HITS); i++)
+	for (i = 0; i < MIN_TRIES || (hits < MIN_HITS && time(NULL) < end); i++)
 		hits += change_in_midst(env);
 	WRITE_ONCE(env->stop, true);
 	pthread_join(thread, NULL);
