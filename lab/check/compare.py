@@ -5,8 +5,10 @@ five times on both if it ends there in another way or fails there, for some fail
 on a busy or emulated machine. It has failed if, in any of the five, it fails with ours in a
 way in which it never fails on stock modules, or if it fails with ours in at least three runs
 more: chance alone has that, of two that fail alike, once in ten times at most. What is left is
-no better on stock modules, and shows nothing: it is skipped. A hang that is known of stock
-modules, by where the threads are, neither counts nor shows anything: another run has to pass.
+no better on stock modules, and shows nothing: it is skipped.
+
+A hang that is known of stock modules, by where the threads are, neither counts nor shows
+anything, if another run passes and it does not hang in three runs more than with them.
 
 The way is what the program ended with, and the assertion that it names; a signal, a time-out
 and a machine that died are ways of their own, as are a skip and its reason, where stock modules
