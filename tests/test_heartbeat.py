@@ -1,11 +1,17 @@
 """What the heartbeat makes of a machine's signs of life."""
 
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 
 from lab.machine import heartbeat, npt
+from lab.paths import ROOT
 
 
 class HeartbeatTest(unittest.TestCase):
@@ -71,6 +77,28 @@ class EndedTest(unittest.TestCase):
             directory = Path(scratch)
             ending = npt.pump(["sleep", "60"], directory, bytes, 1.5)
         self.assertEqual(ending, npt.Ending.LATE)
+
+    def test_a_killed_lab_leaves_no_machine(self) -> None:
+        """Not even by the signal that nobody can answer."""
+        pump = "import sys; from pathlib import Path; from lab.machine import npt; npt.pump"
+        with tempfile.TemporaryDirectory() as scratch:
+            pid = Path(scratch, "pid")
+            words = ["sh", "-c", f'echo $$ >"{pid}"; sleep 60; :']
+            line = f"{pump}({words}, Path({scratch!r}), bytes, 60)"
+            with subprocess.Popen([sys.executable, "-c", line], cwd=ROOT) as lab:
+                machine = self.until(lambda: pid.exists() and pid.read_text().strip())
+                lab.send_signal(signal.SIGKILL)
+            # What nobody waits for may stay, as a zombie, which has no command line.
+            line = Path("/proc", machine, "cmdline")
+            self.until(lambda: not line.exists() or not line.read_bytes())
+
+    def until(self, get: Callable[[], str | bool]) -> str:
+        """Return what is got when that is something."""
+        end = time.monotonic() + 20
+        while not (got := get()):
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
+        return str(got)
 
 
 if __name__ == "__main__":

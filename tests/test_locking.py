@@ -66,6 +66,56 @@ class Read(unittest.TestCase):
             self.read(line("map", {"@longest": {"nx:16": 700}}))
 
 
+class Untrue(unittest.TestCase):
+    """What the documentation tells, beside what was measured."""
+
+    TEXT = """
+| host takes memory away (MMU notifier) | 1,000 / 16,000 / 64,000 | 1.2 / 1.2 / 1.2 |
+| ageing (a page) | 6.2 / 6.6 / 6.6 | 0 |
+| `KVM_CLEAR_DIRTY_LOG` | 1,000 / 16,000 / 64,000 | 1.2 / 1.2 / 1.2 |
+| memslot deleted | 1,000 / 16,000 / 64,000 | 1.2 / 1.2 / 1.2 |
+| NX huge page recovery | 9 / 9 / 9 | 1.2 / 1.2 / 1.2 |
+"""
+
+    def untrue(self, text: str, **holds: int) -> list[str]:
+        """Return what is said of a text, with some of ours held as long as this."""
+        known = {
+            ("alone", whose, path, mib): Figure(
+                *("alone", whose, path, mib, 1),
+                hold=mib * 62_500
+                if whose == "stock"
+                else holds.get(path, 0 if path == "age" else 1200),
+            )
+            for whose in ("stock", "ours")
+            for path in locking.TOLD
+            for mib in locking.SIZES
+        }
+        return list(locking.untrue(text, known))
+
+    def test_what_is_told_was_measured(self) -> None:
+        self.assertEqual(self.untrue(self.TEXT), [])
+
+    def test_ours_takes_longer(self) -> None:
+        (wrong,) = self.untrue(self.TEXT, nx=1500)
+        self.assertIn("NX huge page recovery, ours: 1.2 / 1.2 / 1.2, not 1.5", wrong)
+        (wrong,) = self.untrue(self.TEXT, age=1500)
+        self.assertIn("ageing, ours: 0, not 1.5", wrong)
+
+    def test_stock_takes_less(self) -> None:
+        (wrong,) = self.untrue(self.TEXT.replace("(MMU notifier) | 1,000", "| 2,000"))
+        self.assertIn("host takes memory away, stock: 2,000 / 16,000", wrong)
+
+    def test_a_row_is_missing(self) -> None:
+        wrong = self.untrue(self.TEXT.replace("memslot", "slot"))
+        self.assertEqual([line.partition(":")[2][:8] for line in wrong], [" nothing"] * 2)
+
+    def test_a_figure_is_missing(self) -> None:
+        (wrong,) = self.untrue(
+            self.TEXT.replace("64,000 | 1.2 / 1.2 / 1.2", "64,000 | 1.2 / 1.2", 1)
+        )
+        self.assertIn("1.2 / 1.2, not 1.2 / 1.2 / 1.2", wrong)
+
+
 class Conclude(unittest.TestCase):
     """What one run of the benchmark comes to."""
 

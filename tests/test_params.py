@@ -58,8 +58,9 @@ class Split(Modules):
 
 class ToLoad(Modules):
     def test_what_is_needed_comes_first(self) -> None:
+        listed = params.to_load("kvm_amd", "global_tdp=1 kvm_amd.vgif=0", swap=True)
         self.assertEqual(
-            params.to_load("kvm_amd", "global_tdp=1 kvm_amd.vgif=0").splitlines(),
+            listed.splitlines(),
             [
                 "/debian/zsmalloc.ko.xz",
                 "/debian/zram.ko.xz",
@@ -72,6 +73,7 @@ class ToLoad(Modules):
     def test_another_kvm(self) -> None:
         listed = params.to_load("kvm_amd", "global_tdp=1", kvm=Path("/broken/kvm.ko"))
         self.assertIn("\n/broken/kvm.ko global_tdp=1\n/ours/kvm_amd.ko\n", listed)
+        self.assertNotIn("zram", listed)
 
     def test_stock(self) -> None:
         self.assertIn("\n/stock/kvm.ko\n", params.to_load("kvm_amd", stock=True))

@@ -36,7 +36,7 @@ _CHECKED = "with assertions"
 
 _LANES = 2
 _CHECK_LANES = 3
-"""Machines of make check: as its tests sleep now and then, that keeps two CPUs busy."""
+"""Machines of make check: two, and one for the tests that sleep for most of their time."""
 _EPT_SECONDS = 2400
 _EPT_TIMEOUT = 60
 """Seconds of the guest, of which one takes Bochs up to eight."""
@@ -240,7 +240,7 @@ class _Recorder(unittest.TextTestResult):
 def _share(lane: int, *, checked: bool) -> Do:
     def step(part: Part) -> None:
         private = tests.private() if checked else []
-        chosen = [*tests.ours(), *private][lane::_CHECK_LANES]
+        chosen = [*tests.inner()[lane], *private[lane::_CHECK_LANES]]
         done = machines.on_npt(f"npt {ON}", chosen, ON, checked=checked)
         machine = "npt, checked" if checked else "npt"
         part.outcomes += _expected(done, machine, {test.name for test in private})

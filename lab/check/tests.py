@@ -83,6 +83,12 @@ reach, and a huge page of 1 GiB; a device to assign; more CPUs than the host may
 _BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
 """Tests that go by the parameter of kvm.ko, and the part of them that does; others choose."""
 
+_ASLEEP = ("follow", "uffd")
+"""Tests that wait for the follower, which takes breaks, or to see that it does nothing."""
+
+_SECONDS = {"death": 20, "notifier": 17, "api": 15, "dirty": 12}
+"""About, of others that are long; of another 5."""
+
 _DELAYED = {
     "locking": ("make_spte", 200),
     "churn": ("kvm_mmu_notifier_invalidate_range_start", 200),
@@ -262,6 +268,26 @@ def on_npt(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series, in all the ways that the default machine runs them."""
     plain = [test for test in ours(wanted) if wanted or test.name not in _ONLY_DELAYED]
     return [*plain, *variants("npt", wanted), *delayed(wanted)]
+
+
+def inner() -> list[list[Test]]:
+    """Return what the inner loop runs, by machine; what sleeps most of its time is the last.
+
+    All but what is long, and runs beside others in the whole suite and under stress.
+    """
+    lanes: list[list[Test]] = [[], [], []]
+    sums = [0, 0]
+    names = {
+        test.name.removeprefix("global_tdp_").removesuffix("_test"): test for test in ours()
+    }
+    for name in sorted(names, key=lambda name: -_SECONDS.get(name, 5)):
+        if names[name].name in _ONLY_DELAYED:
+            continue
+        lane = 2 if name in _ASLEEP else sums.index(min(sums))
+        lanes[lane].append(names[name])
+        if lane < len(sums):
+            sums[lane] += _SECONDS.get(name, 5)
+    return lanes
 
 
 def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:

@@ -85,7 +85,7 @@ def run(
     directory = runs.new_directory()
     wanted = f"{_KVM_INTEL} {params}"
     chosen = {"stock": stock, "checked": checked, "kvm": kvm}
-    listed = "" if image else modules.to_load("kvm_intel", wanted, **chosen)
+    listed = "" if image else modules.to_load("kvm_intel", wanted, swap=True, **chosen)
     _make_initramfs(directory, commands, listed, programs)
     given = _KERNEL.format(guest=runs.GUEST, run=directory, params=wanted if image else "")
     kernel = image or debian.kernel().image
@@ -154,7 +154,8 @@ def _power_on(directory: Path, stream: Stream, timeout: float) -> None:
     drain.start()
     console, end = directory / "console", time.monotonic() + timeout
     try:
-        with shell.working("Bochs", lambda: f"{len(stream.results)} begun"):
+        what = shell.working("Bochs", lambda: f"{len(stream.results)} begun")
+        with runs.leashed(machine), what:
             _hear(machine, console, stream, end)
     finally:
         machine.kill()

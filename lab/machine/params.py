@@ -25,15 +25,16 @@ def to_load(
     stock: bool = False,
     checked: bool = False,
     kvm: Path | None = None,
+    swap: bool = False,
 ) -> str:
-    """Return the list for swap space and KVM, with kvm_amd or kvm_intel as `vendor`.
+    """Return the list for KVM, with kvm_amd or kvm_intel as `vendor`.
 
     `stock` takes the distribution's modules, `checked` ours with assertions; `kvm` is to be
-    loaded as kvm.ko in any case.
+    loaded as kvm.ko in any case. With `swap`, what swap space takes comes first.
     """
     kernel = debian.kernel()
     chosen = split(params, kernel, stock=stock, checked=checked)
-    lines = [*_needed(kernel, "zram"), *_needed(kernel, vendor)]
+    lines = [*(_needed(kernel, "zram") if swap else ()), *_needed(kernel, vendor)]
     for owner in ("kvm", vendor):
         file = module(kernel, owner, stock=stock, checked=checked)
         if owner == "kvm" and kvm:

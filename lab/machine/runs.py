@@ -4,10 +4,12 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lab.machine.result import Command
@@ -55,6 +57,24 @@ def write_job(
         lines.append(f"{number} {command.limit:g} {command.huge_pages} {command.name}\n")
         (directory / f"command.{number}").write_text(f"{command.line}\n")
     (directory / "commands").write_text("".join(lines))
+
+
+@contextmanager
+def leashed(machine: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Have a machine, a session of its own, end with this process even if that is killed."""
+    # Only this process has the other end of the pipe.
+    watch = 'read -r _; kill -KILL "-$0"'
+    leash = subprocess.Popen(
+        ["sh", "-c", watch, str(machine.pid)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with leash:
+        try:
+            yield
+        finally:
+            leash.kill()
 
 
 def show_tail(console: str) -> None:

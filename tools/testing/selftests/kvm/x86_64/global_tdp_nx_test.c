@@ -188,6 +188,38 @@ static bool test_toggled_follower(void)
 	return test_toggled(true);
 }
 
+/*
+ * What is logged would only be mapped by small pages again, so it stays as it is; but
+ * nothing counts it as split any more.  It is huge again without the log.
+ */
+static bool test_logged(void)
+{
+	struct env env;
+
+	if (!gtdp_set_param("nx_huge_pages", "force") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_ratio", "0") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_period_ms", PERIOD_MS) ||
+	    !env_create(&env, KVM_GLOBAL_TDP_POPULATE))
+		return false;
+
+	check_mapped(&env, false);
+	split_all(&env);
+	check_split(&env, false);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
+	recover(&env);
+	TEST_ASSERT_EQ(run(&env, GTDP_EXEC), 0);
+	TEST_ASSERT_EQ(run(&env, GTDP_CHECK), 0);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	check_mapped(&env, false);
+	split_all(&env);
+
+	env_destroy(&env);
+	gtdp_restore_params();
+	return true;
+}
+
 /* The guest splits huge pages, by executing them, as soon as they are recovered. */
 static void *executor(void *arg)
 {
@@ -262,6 +294,7 @@ static bool test_raced(void)
 static const struct gtdp_test tests[] = {
 	{ "toggled, split, recovered", test_toggled_ioctl },
 	{ "toggled, split, recovered, follower", test_toggled_follower },
+	{ "split, logged, recovered", test_logged },
 	{ "raced against zaps", test_raced },
 };
 
