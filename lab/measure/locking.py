@@ -82,8 +82,8 @@ FASTER = {
     "turns": {"notifier": 50, "clear_log": 50, "delete_one": 50, "nx": 1.5},
     "time": {"notifier": 50, "clear_log": 50, "delete_one": 50},
 }
-"""How many times below stock's the worst fault is to be. In turns it was 94 to 116 times, and
-1.8 for NX recovery, which yields on stock."""
+"""How many times below stock's the worst fault is to be. In turns it was 81 to 587 times, and
+1.8 or more for NX recovery, which yields on stock."""
 
 THREADS_FASTER = 1.6
 """How many times faster two threads are to be than one: it was 1.8 to 2.0."""

@@ -43,6 +43,7 @@
 enum guest_op {
 	GUEST_NOTHING,
 	GUEST_EXECUTE,		/* the first bytes of each 2MiB */
+	GUEST_WRITE,		/* to each page */
 	GUEST_TOUCH,		/* fresh pages until told to stop */
 };
 
@@ -110,6 +111,9 @@ static void guest_main(void)
 		} else if (work.op == GUEST_EXECUTE) {
 			for (gva = GTDP_GPA; gva < GTDP_GPA + work.size; gva += SZ_2M)
 				((void (*)(void))gva)();
+		} else if (work.op == GUEST_WRITE) {
+			for (gva = GTDP_GPA; gva < GTDP_GPA + work.size; gva += PAGE_SIZE)
+				WRITE_ONCE(*(uint64_t *)gva, gva);
 		}
 		GUEST_SYNC(0);
 	}
@@ -328,9 +332,10 @@ static uint64_t run_round(uint64_t *samples, uint64_t *nr_samples, double ticks_
 	if (path->prepare)
 		path->prepare();
 	if (path->storm == storm_log_off) {
-		/* As a migration has it: 4KiB SPTEs for memory in huge pages. */
+		/* As a migration has it: 4KiB SPTEs, used, for memory in huge pages. */
 		storm_clear_log();
 		map_range();
+		run_guest(GUEST_WRITE);
 	}
 
 	w = guest_work();
