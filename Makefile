@@ -10,7 +10,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken model test-debug cover test-tools tools demo qemu bench bench-locking lab docs lint clean
+	stress fuzz test-broken model test-debug cover test-tools tools demo qemu test-qemu bench bench-locking lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -78,6 +78,9 @@ demo: build/.setup ## live-migrate a real guest, Global TDP off and on [ARGS='--
 
 qemu: build/.setup ## build Debian 13's QEMU with integration/qemu's patches into build/qemu
 	@$(lab) qemu
+
+test-qemu: build/.setup ## run the tests that these patches add to QEMU's, in a machine with our KVM; five minutes, after make qemu's ten
+	@$(lab) test-qemu $(ARGS)
 
 bench: build/.setup ## count instructions a page with stock modules and with ours, against targets
 	@$(lab) bench

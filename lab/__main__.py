@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lab import paths
-from lab.check import broken, cover, debug, lint, model, package, stress, suite
+from lab.check import broken, cover, debug, lint, model, package, qtest, stress, suite
 from lab.demo import cli as demo
 from lab.error import LabError
 from lab.machine import ept, npt, runs
@@ -121,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
     add("deb", _deb, "build the package kvm-global-tdp-dkms into build/")
     testing = add("test-package", package.run, "install, use, remove it on Debian 12, 13")
     package.configure(testing)
+    qtest.configure(add("test-qemu", qtest.run, "run QEMU's tests of integration/qemu"))
     add("selftests", _selftests, "build KVM's selftests into build/selftests")
     add("docs", _docs, "build the HTML of the documentation; no new warning")
     add("clean", _clean, "remove build/, unless it holds edits")

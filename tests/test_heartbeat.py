@@ -80,13 +80,16 @@ class EndedTest(unittest.TestCase):
 
     def test_a_killed_lab_leaves_no_machine(self) -> None:
         """Not even by the signal that nobody can answer."""
-        pump = "import sys; from pathlib import Path; from lab.machine import npt; npt.pump"
+        pump = "from pathlib import Path; from lab.machine import npt; npt.pump"
         with tempfile.TemporaryDirectory() as scratch:
             pid = Path(scratch, "pid")
             words = ["sh", "-c", f'echo $$ >"{pid}"; sleep 60; :']
             line = f"{pump}({words}, Path({scratch!r}), bytes, 60)"
             with subprocess.Popen([sys.executable, "-c", line], cwd=ROOT) as lab:
                 machine = self.until(lambda: pid.exists() and pid.read_text().strip())
+                # One of them is what ends the other.
+                children = Path("/proc", str(lab.pid), "task", str(lab.pid), "children")
+                self.until(lambda: len(children.read_text().split()) == 2)
                 lab.send_signal(signal.SIGKILL)
             # What nobody waits for may stay, as a zombie, which has no command line.
             line = Path("/proc", machine, "cmdline")

@@ -75,7 +75,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def configure_check(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the inner loop."""
-    parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
+    parser.add_argument(
+        "--tests", default="", help="names, of the series' tests; default all but churn"
+    )
     text = "with assertions, as make test does, and VMs with memory attributes"
     parser.add_argument("--checked", action="store_true", help=text)
 
@@ -115,7 +117,8 @@ def run(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace) -> int:
     """Run the series' tests on NPT with Global TDP on; 1 if any failed.
 
-    All of them, in some machines; or those that are named, late and with other parameters, too.
+    All but churn_test, in some machines; or those that are named, then late and with other
+    parameters, too.
     """
     title = f"series' tests, NPT, {ON}{f', {_CHECKED}' * args.checked}"
     if wanted := args.tests.split():
@@ -240,7 +243,7 @@ class _Recorder(unittest.TextTestResult):
 def _share(lane: int, *, checked: bool) -> Do:
     def step(part: Part) -> None:
         private = tests.private() if checked else []
-        chosen = [*tests.inner()[lane], *private[lane::_CHECK_LANES]]
+        chosen = [*tests.inner(_CHECK_LANES)[lane], *private[lane::_CHECK_LANES]]
         done = machines.on_npt(f"npt {ON}", chosen, ON, checked=checked)
         machine = "npt, checked" if checked else "npt"
         part.outcomes += _expected(done, machine, {test.name for test in private})

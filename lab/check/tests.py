@@ -270,24 +270,28 @@ def on_npt(wanted: Sequence[str] = ()) -> list[Test]:
     return [*plain, *variants("npt", wanted), *delayed(wanted)]
 
 
-def inner() -> list[list[Test]]:
-    """Return what the inner loop runs, by machine; what sleeps most of its time is the last.
+def inner(lanes: int) -> list[list[Test]]:
+    """Return what the inner loop runs, by machine; the last one's sleep most of the time.
 
     All but what is long, and runs beside others in the whole suite and under stress.
     """
-    lanes: list[list[Test]] = [[], [], []]
-    sums = [0, 0]
-    names = {
-        test.name.removeprefix("global_tdp_").removesuffix("_test"): test for test in ours()
-    }
-    for name in sorted(names, key=lambda name: -_SECONDS.get(name, 5)):
-        if names[name].name in _ONLY_DELAYED:
-            continue
-        lane = 2 if name in _ASLEEP else sums.index(min(sums))
-        lanes[lane].append(names[name])
-        if lane < len(sums):
-            sums[lane] += _SECONDS.get(name, 5)
-    return lanes
+    spread: list[list[Test]] = [[] for _ in range(lanes)]
+    sums = [0] * (lanes - 1)
+    weighed = [(_seconds(test), test) for test in ours() if test.name not in _ONLY_DELAYED]
+    for seconds, test in sorted(weighed, key=lambda pair: -pair[0]):
+        lane = -1 if _short(test) in _ASLEEP else sums.index(min(sums))
+        spread[lane].append(test)
+        if lane >= 0:
+            sums[lane] += seconds
+    return spread
+
+
+def _short(test: Test) -> str:
+    return test.name.removeprefix("global_tdp_").removesuffix("_test")
+
+
+def _seconds(test: Test) -> int:
+    return _SECONDS.get(_short(test), 5)
 
 
 def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:

@@ -153,15 +153,15 @@ def _power_on(directory: Path, stream: Stream, timeout: float) -> None:
     drain = threading.Thread(target=_drain, args=(ours,), daemon=True)
     drain.start()
     console, end = directory / "console", time.monotonic() + timeout
-    try:
-        what = shell.working("Bochs", lambda: f"{len(stream.results)} begun")
-        with runs.leashed(machine), what:
-            _hear(machine, console, stream, end)
-    finally:
-        machine.kill()
-        machine.wait()
-        drain.join()
-        (directory / "disc.iso").unlink()
+    with runs.leashed(machine):
+        try:
+            with shell.working("Bochs", lambda: f"{len(stream.results)} begun"):
+                _hear(machine, console, stream, end)
+        finally:
+            machine.kill()
+            machine.wait()
+            drain.join()
+            (directory / "disc.iso").unlink()
 
 
 def _hear(machine: subprocess.Popen[bytes], console: Path, stream: Stream, end: float) -> None:

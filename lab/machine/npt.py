@@ -78,7 +78,7 @@ takes too long. An IOMMU, and a device in a group of its own, is what VFIO takes
 to a VM."""
 
 _UNUSED = (
-    "aesni_intel,ahci,evdev,ghash_clmulni_intel,i2c_i801,i6300esb,iTCO_wdt,lpc_ich,pcspkr,psmouse,"
+    "aesni_intel,ahci,evdev,ghash_clmulni_intel,i2c_i801,i6300esb,iTCO_wdt,lpc_ich,pcspkr,"
     "qemu_fw_cfg,serio_raw,sha1_ssse3,sha256_ssse3,sha512_ssse3"
 )
 """Drivers of what QEMU has and no command uses: to load them is a quarter of a boot."""
@@ -244,13 +244,13 @@ def pump(
         ]
         for reader in readers:
             reader.start()
-        try:
-            with runs.leashed(machine):
+        with runs.leashed(machine):
+            try:
                 return _wait(machine, directory, time.monotonic() + timeout)
-        finally:
-            _end(machine)
-            for reader in readers:
-                reader.join()
+            finally:
+                _end(machine)
+                for reader in readers:
+                    reader.join()
 
 
 def _wait(machine: subprocess.Popen[bytes], directory: Path, deadline: float) -> Ending:
@@ -264,6 +264,8 @@ def _wait(machine: subprocess.Popen[bytes], directory: Path, deadline: float) ->
             if pulse.is_dead():
                 return Ending.DEAD
         else:
+            if runs.STOPPING.is_set():
+                raise KeyboardInterrupt
             return Ending.BY_ITSELF
     return Ending.LATE
 

@@ -1,10 +1,12 @@
 """make qemu: the newest QEMU of Debian 13 with the patches of integration/qemu, in build/qemu.
 
-Just the one program, of which the demo needs no more than KVM, RAM and a serial port.
+Just the one program, of which the demo needs no more than KVM, RAM and a serial port, and
+its tests of migration.
 """
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab import shell
@@ -17,6 +19,7 @@ RELEASE = "trixie"
 WORK = BUILD / "qemu"
 SOURCE = WORK / "source"
 PROGRAM = WORK / "qemu-system-x86_64"
+TESTS = SOURCE / "build" / "tests" / "qtest" / "migration-test"
 PATCHES = ROOT / "integration" / "qemu"
 
 _NEEDED = ("dpkg-dev", "libfdt-dev", "libglib2.0-dev", "ninja-build", "pkgconf")
@@ -32,26 +35,36 @@ _OPTIONS = (
 
 def build() -> Path:
     """Return the program, built if it is not there or older than a patch."""
-    patches = sorted(PATCHES.glob("*.patch"))
-    newest = max(path.stat().st_mtime for path in patches)
-    if PROGRAM.exists() and PROGRAM.stat().st_mtime > newest:
-        return PROGRAM
+    with shell.locked("qemu"):
+        patches = sorted(PATCHES.glob("*.patch"))
+        newest = max(path.stat().st_mtime for path in patches)
+        if not TESTS.exists() or not PROGRAM.exists() or PROGRAM.stat().st_mtime < newest:
+            _build(patches)
+    return PROGRAM
+
+
+def _build(patches: Sequence[Path]) -> None:
     _install()
-    shutil.rmtree(WORK, ignore_errors=True)
-    WORK.mkdir(parents=True)
+    # What is there is dropped when there is something to take its place.
+    scratch = WORK.with_suffix(".tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
     with working(f"Fetching the source of {RELEASE}'s QEMU"):
-        package = _fetch()
+        name = _fetch(scratch).name
+    shutil.rmtree(WORK, ignore_errors=True)
+    scratch.rename(WORK)
+    package = WORK / name
     shell.output("dpkg-source", "-x", package, SOURCE)
     for patch in patches:
         _apply(patch, package)
     console.print(f"{package.stem}, {len(patches)} patches: building, some ten minutes")
     # The build finds out by itself that it is in no repository of QEMU's.
     shell.output("./configure", *_OPTIONS, cwd=SOURCE)
-    shell.build("qemu", "ninja", "-C", SOURCE / "build", PROGRAM.name)
+    wanted = (PROGRAM.name, TESTS.relative_to(SOURCE / "build"))
+    shell.build("qemu", "ninja", "-C", SOURCE / "build", *wanted)
     shutil.copy2(SOURCE / "build" / PROGRAM.name, PROGRAM)
     PROGRAM.touch()
     console.print(f"{PROGRAM.relative_to(ROOT)}: for make demo ARGS='--qemu …'")
-    return PROGRAM
 
 
 def _install() -> None:
@@ -68,11 +81,11 @@ def _install() -> None:
     shell.output(VENV_BIN / "pip", "install", "-q", _MESON)
 
 
-def _fetch() -> Path:
+def _fetch(where: Path) -> Path:
     """Have apt download and verify the newest source package; return its .dsc."""
-    apt = mirror.Apt(RELEASE, WORK / "apt", "deb-src")
-    apt.get("source", "--download-only", "--only-source", "qemu", cwd=WORK)
-    return next(WORK.glob("qemu_*.dsc"))
+    apt = mirror.Apt(RELEASE, where / "apt", "deb-src")
+    apt.get("source", "--download-only", "--only-source", "qemu", cwd=where)
+    return next(where.glob("qemu_*.dsc"))
 
 
 def _apply(patch: Path, package: Path) -> None:
