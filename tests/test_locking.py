@@ -66,6 +66,32 @@ class Read(unittest.TestCase):
             self.read(line("map", {"@longest": {"nx:16": 700}}))
 
 
+class Machines(unittest.TestCase):
+    """Those that run at the same time."""
+
+    def test_the_cause_is_told_and_not_that_the_other_was_ended(self) -> None:
+        self.addCleanup(locking.runs.STOPPING.clear)
+        stopped = []
+
+        def command(*_: object, turns: int, **__: object) -> None:
+            if turns == 2:
+                raise LabError("it died")
+            stopped.append(locking.runs.STOPPING.wait(20))
+            raise KeyboardInterrupt
+
+        args = Namespace(modes=list(locking.MODES), timeout=5)
+        with (
+            TemporaryDirectory() as scratch,
+            mock.patch.object(locking, "DIRECTORY", Path(scratch)),
+            mock.patch.object(locking, "_script", return_value=""),
+            mock.patch.object(locking.npt, "command", command),
+            mock.patch.object(locking.os, "sched_getaffinity", return_value={0, 1}),
+            self.assertRaisesRegex(LabError, "it died"),
+        ):
+            locking._measure_all(args)
+        self.assertEqual(stopped, [True])
+
+
 class Untrue(unittest.TestCase):
     """What the documentation tells, beside what was measured."""
 

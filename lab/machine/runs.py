@@ -60,7 +60,7 @@ def write_job(
 
 
 @contextmanager
-def leashed(machine: "subprocess.Popen[bytes]") -> Iterator[None]:
+def leashed(machine: subprocess.Popen[bytes]) -> Iterator[None]:
     """Have a machine, a session of its own, end with this process even if that is killed."""
     # Only this process has the other end of the pipe; its children get SIGTERM as it does.
     watch = 'trap "" TERM; read -r _; kill -KILL "-$0"'

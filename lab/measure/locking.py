@@ -76,8 +76,8 @@ TOLD_DIFFERS = 10
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 HOLD_GROWS = 10
-"""Per cent that the longest hold may grow by from the smallest range to the largest. It was the
-same at all sizes, to 0.1 of some 1.1 thousand instructions."""
+"""Per cent that the longest hold may differ by between the smallest range and the largest. It
+was the same at all sizes, to 0.1 of some 1.1 thousand instructions."""
 
 STORM_OVER = 3
 """Per cent over stock that the storm itself may take: it took 1 % at most, of used pages."""
@@ -247,8 +247,8 @@ def _measure(args: argparse.Namespace, mode: str) -> None:
             raise LabError(f"machine '{mode}' took longer than --timeout {args.timeout:g}")
         if status:
             raise LabError(f"machine '{mode}' ended with status {status}; see above")
-    except LabError as error:
-        console.print(f"lab: {error}", markup=False)
+    except LabError:
+        # There is nothing to wait for in the other one.
         runs.STOPPING.set()
         raise
 
