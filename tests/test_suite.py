@@ -191,7 +191,7 @@ class Chosen(unittest.TestCase):
 
     def test_the_inner_loop_runs_each_but_churn_in_one_machine(self) -> None:
         lanes = [[test.name for test in lane] for lane in tests.inner(3)]
-        self.assertEqual(lanes, [["global_tdp_api_test"], [], ["global_tdp_follow_test"]])
+        self.assertEqual(lanes, [["global_tdp_follow_test"], ["global_tdp_api_test"], []])
 
     def test_parts_that_go_by_the_parameter(self) -> None:
         follow = tests.by_parameter(["global_tdp_follow_test"])[0]

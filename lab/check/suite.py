@@ -35,8 +35,7 @@ STOCK = "stock modules"
 _CHECKED = "with assertions"
 
 _LANES = 2
-_CHECK_LANES = 3
-"""Machines of make check: two, and one for the tests that sleep for most of their time."""
+"""Machines side by side: each keeps a CPU of the host busy, and more wait for each other."""
 _EPT_SECONDS = 2400
 _EPT_TIMEOUT = 60
 """Seconds of the guest, of which one takes Bochs up to eight."""
@@ -126,18 +125,16 @@ def check(args: argparse.Namespace) -> int:
     else:
         steps = [
             Step(
-                f"{title}, machine {lane + 1} of {_CHECK_LANES}",
+                f"{title}, machine {lane + 1} of {_LANES}",
                 _share(lane, checked=args.checked),
                 checked=args.checked,
             )
-            for lane in range(_CHECK_LANES)
+            for lane in range(_LANES)
         ]
-    return _run(steps, build=True, wanted=wanted, lanes=_CHECK_LANES)
+    return _run(steps, build=True, wanted=wanted)
 
 
-def _run(
-    steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = (), lanes: int = _LANES
-) -> int:
+def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> int:
     """Build and do the steps, the longest first, those that find all built before others."""
     building = Part("build")
     parts = {step.title: Part(step.title) for step in steps}
@@ -167,7 +164,7 @@ def _run(
     first = [step for step in inorder if step.minutes and not step.checked]
     checks = any(step.checked for step in inorder)
     cpus = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(min(lanes, cpus + lanes - _LANES)) as pool:
+    with ThreadPoolExecutor(min(_LANES, cpus)) as pool:
         ready = built(
             selftests.build, partial(tests.ours, wanted), restore.build, modules.build
         )
@@ -243,7 +240,7 @@ class _Recorder(unittest.TextTestResult):
 def _share(lane: int, *, checked: bool) -> Do:
     def step(part: Part) -> None:
         private = tests.private() if checked else []
-        chosen = [*tests.inner(_CHECK_LANES)[lane], *private[lane::_CHECK_LANES]]
+        chosen = [*tests.inner(_LANES)[lane], *private[lane::_LANES]]
         done = machines.on_npt(f"npt {ON}", chosen, ON, checked=checked)
         machine = "npt, checked" if checked else "npt"
         part.outcomes += _expected(done, machine, {test.name for test in private})

@@ -83,11 +83,20 @@ reach, and a huge page of 1 GiB; a device to assign; more CPUs than the host may
 _BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
 """Tests that go by the parameter of kvm.ko, and the part of them that does; others choose."""
 
-_ASLEEP = ("follow", "uffd")
-"""Tests that wait for the follower, which takes breaks, or to see that it does nothing."""
-
-_SECONDS = {"death": 20, "notifier": 17, "api": 15, "dirty": 12}
-"""About, of others that are long; of another 5."""
+_SECONDS = {
+    name: seconds
+    for seconds, names in (
+        (37, "follow"),
+        (25, "death"),
+        (14, "api uffd"),
+        (10, "notifier dirty"),
+        (8, "thread populate"),
+        (5, "nested locking"),
+        (1, "assigned fail giant reach"),
+    )
+    for name in names.split()
+}
+"""About, by itself; of another 3."""
 
 _DELAYED = {
     "locking": ("make_spte", 200),
@@ -271,27 +280,22 @@ def on_npt(wanted: Sequence[str] = ()) -> list[Test]:
 
 
 def inner(lanes: int) -> list[list[Test]]:
-    """Return what the inner loop runs, by machine; the last one's sleep most of the time.
+    """Return what the inner loop runs, by machine.
 
     All but what is long, and runs beside others in the whole suite and under stress.
     """
     spread: list[list[Test]] = [[] for _ in range(lanes)]
-    sums = [0] * (lanes - 1)
+    sums = [0] * lanes
     weighed = [(_seconds(test), test) for test in ours() if test.name not in _ONLY_DELAYED]
     for seconds, test in sorted(weighed, key=lambda pair: -pair[0]):
-        lane = -1 if _short(test) in _ASLEEP else sums.index(min(sums))
+        lane = sums.index(min(sums))
         spread[lane].append(test)
-        if lane >= 0:
-            sums[lane] += seconds
+        sums[lane] += seconds
     return spread
 
 
-def _short(test: Test) -> str:
-    return test.name.removeprefix("global_tdp_").removesuffix("_test")
-
-
 def _seconds(test: Test) -> int:
-    return _SECONDS.get(_short(test), 5)
+    return _SECONDS.get(test.name.removeprefix("global_tdp_").removesuffix("_test"), 3)
 
 
 def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:

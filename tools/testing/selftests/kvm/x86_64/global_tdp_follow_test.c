@@ -28,7 +28,7 @@
 #define MAX_PASSES	20
 
 /* Pages that arrive one by one in so many regions, in each one this often. */
-#define NR_SPARSE	64ul
+#define NR_SPARSE	32ul
 #define SPARSE_SIZE	(NR_SPARSE * SZ_2M)
 #define SPARSE_ROUNDS	2
 #define SPARSE_USECS	75000
@@ -36,8 +36,15 @@
 /* More than a follower sleeps in three passes. */
 #define SETTLE_USECS	1000000
 
-/* Enough for a follower to look for what was zapped a few times, in vain. */
-#define DISCARDED_USECS	5000000
+/*
+ * Passes of a follower that is kept busy elsewhere, by so many pages each: more
+ * than it takes to look for what was zapped, ever less often, in vain, until it
+ * counts as taken away for good; and more than it takes to find what is new.
+ */
+#define PASSES_ZAPPED	300
+#define PASSES_NEW	30
+#define PASS_PAGES	8ul
+#define PASSES_SIZE	((PASSES_ZAPPED + PASSES_NEW) * PASS_PAGES * PAGE_SIZE)
 
 /* Little enough to meet a follower that is at work. */
 #define POLL_USECS	50
@@ -457,43 +464,80 @@ static bool test_sparse(void)
 	return true;
 }
 
+/* Have the follower make so many passes, at least, over some other memory. */
+static void make_passes(struct kvm_vm *vm, struct gtdp_mem *mem, uint64_t *done,
+			uint64_t nr_passes)
+{
+	const uint64_t nr_mapped = gtdp_nr_mapped(vm), end = *done + nr_passes;
+	uint64_t i;
+
+	for (i = 1; *done < end; i++, (*done)++) {
+		gtdp_stamp(mem->hva + *done * PASS_PAGES * PAGE_SIZE, PASS_PAGES, 1);
+		gtdp_wait_mapped(vm, nr_mapped + i * PASS_PAGES);
+	}
+}
+
 /*
- * The destination of a postcopy migration: the VMM discards all that it has been
- * sent, and gets it again, slowly, when the follower has looked for what was
- * zapped a few times in vain.
+ * The VMM discards all that there was, and the follower looks for it in vain.
+ * When it comes back, slowly, it is mapped if no vCPU has run: as in the
+ * destination of a postcopy migration, which is sent it again.  Beside a vCPU,
+ * it has been taken away for good, as by a balloon, and is left to faults.
  */
-static bool test_discarded(void)
+static bool test_discarded(bool has_run)
 {
 	const uint64_t nr_pages = SPARSE_SIZE / PAGE_SIZE;
+	struct gtdp_mem mem, other;
+	uint64_t i, nr, nr_code, passes = 0;
 	struct kvm_vcpu *vcpu;
-	struct gtdp_mem mem;
 	struct kvm_vm *vm;
-	uint64_t i, nr, nr_code;
 	int r;
 
 	vm = create(&vcpu, &nr_code);
+	if (has_run)
+		gtdp_run(vcpu, GTDP_READ, GTDP_GPA, 0, 0);
 	gtdp_mem_alloc(&mem, GTDP_ANON, SPARSE_SIZE, 0);
 	gtdp_stamp(mem.hva, nr_pages, HOST_TAG);
 	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
 	gtdp_wait_mapped(vm, nr_code + nr_pages);
 
+	gtdp_mem_alloc(&other, GTDP_ANON, PASSES_SIZE, 0);
+	gtdp_add_slot(vm, GTDP_SLOT + 1, 0, GTDP_GPA + SPARSE_SIZE, &other);
+
 	r = madvise(mem.hva, SPARSE_SIZE, MADV_DONTNEED);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
 	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_code);
-	usleep(DISCARDED_USECS);
+	make_passes(vm, &other, &passes, PASSES_ZAPPED);
 
 	for (i = 0; i < NR_SPARSE; i++) {
 		nr = i * 27 % NR_SPARSE * GTDP_REGION_PAGES;
 		gtdp_stamp(mem.hva + nr * PAGE_SIZE, GTDP_REGION_PAGES, HOST_TAG + nr);
-		usleep(SPARSE_USECS);
+		if (!has_run)
+			usleep(SPARSE_USECS);
 	}
 
-	gtdp_wait_mapped(vm, nr_code + nr_pages);
-	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, nr_pages, HOST_TAG), 0);
+	if (has_run) {
+		make_passes(vm, &other, &passes, PASSES_NEW);
+		TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_code + passes * PASS_PAGES);
+	} else {
+		gtdp_wait_mapped(vm, nr_code + nr_pages + passes * PASS_PAGES);
+	}
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, nr_pages, HOST_TAG),
+		       has_run ? nr_pages : 0);
 
 	kvm_vm_free(vm);
+	gtdp_mem_free(&other);
 	gtdp_mem_free(&mem);
 	return true;
+}
+
+static bool test_discarded_early(void)
+{
+	return test_discarded(false);
+}
+
+static bool test_discarded_late(void)
+{
+	return test_discarded(true);
 }
 
 static const struct gtdp_test tests[] = {
@@ -510,7 +554,8 @@ static const struct gtdp_test tests[] = {
 	{ "stopped VMM", test_stopped_small },
 	{ "stopped VMM of a large VM", test_stopped_large },
 	{ "arriving here and there, vCPU has run", test_sparse },
-	{ "discarded, and arriving again", test_discarded },
+	{ "discarded, and arriving again", test_discarded_early },
+	{ "discarded for good, vCPU has run", test_discarded_late },
 	{ "default follows the parameter", test_default },
 };
 
