@@ -189,7 +189,7 @@ class Chosen(unittest.TestCase):
         self.assertIn(churn, [test.name for test in tests.on_machine("4cpus")])
         self.assertIn(churn, [test.name for test in tests.on_npt([churn])])
 
-    def test_the_inner_loop_runs_each_but_churn_in_one_machine(self) -> None:
+    def test_the_inner_loop_runs_each_but_some_in_one_machine(self) -> None:
         lanes = [[test.name for test in lane] for lane in tests.inner(3)]
         self.assertEqual(lanes, [["global_tdp_follow_test"], ["global_tdp_api_test"], []])
 

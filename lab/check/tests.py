@@ -86,12 +86,12 @@ _BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
 _SECONDS = {
     name: seconds
     for seconds, names in (
-        (37, "follow"),
-        (25, "death"),
-        (14, "api uffd"),
-        (10, "notifier dirty"),
-        (8, "thread populate"),
-        (5, "nested locking"),
+        (29, "follow"),
+        (17, "death notifier api"),
+        (13, "thread"),
+        (12, "uffd populate dirty"),
+        (9, "nested root"),
+        (6, "locking refuse"),
         (1, "assigned fail giant reach"),
     )
     for name in names.split()
@@ -113,6 +113,11 @@ up; a page table is being filled, but not linked; a VMA is no more what a call h
 
 _ONLY_DELAYED = {"global_tdp_churn_test"}
 """Long ones that are run without that on other machines."""
+
+_NOT_INNER = {
+    f"global_tdp_{name}_test" for name in ("churn", "death", "fuzz", "locking", "nested")
+}
+"""Tests of the series that the inner loop leaves to `make test`, stress and fuzz."""
 
 _DELAYED_ANY = (
     "n=$(cat /sys/module/lab_delay/parameters/delayed); rmmod lab_delay; "
@@ -282,11 +287,11 @@ def on_npt(wanted: Sequence[str] = ()) -> list[Test]:
 def inner(lanes: int) -> list[list[Test]]:
     """Return what the inner loop runs, by machine.
 
-    All but what is long, and runs beside others in the whole suite and under stress.
+    All but some that are long, for it to stay under two minutes.
     """
     spread: list[list[Test]] = [[] for _ in range(lanes)]
     sums = [0] * lanes
-    weighed = [(_seconds(test), test) for test in ours() if test.name not in _ONLY_DELAYED]
+    weighed = [(_seconds(test), test) for test in ours() if test.name not in _NOT_INNER]
     for seconds, test in sorted(weighed, key=lambda pair: -pair[0]):
         lane = sums.index(min(sums))
         spread[lane].append(test)

@@ -556,7 +556,7 @@ static bool test_limit_async(void (*vmm)(void))
 	 * in vain or some, it will have by then.
 	 */
 	if (vmm == lone_follower)
-		sleep(3);
+		sleep(2);
 
 	set_limit(0);
 	TEST_ASSERT_EQ(write(pipe_fds[1], "", 1), 1);

@@ -31,7 +31,7 @@
 #define NR_SPARSE	32ul
 #define SPARSE_SIZE	(NR_SPARSE * SZ_2M)
 #define SPARSE_ROUNDS	2
-#define SPARSE_USECS	75000
+#define SPARSE_USECS	50000
 
 /* More than a follower sleeps in three passes. */
 #define SETTLE_USECS	1000000
@@ -369,7 +369,7 @@ static void stopped_vmm(uint64_t nr_slots)
 	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
 	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
 
-	for (i = 0; i < 10 && hits < 3; i++) {
+	for (i = 0; i < 10 && hits < 2; i++) {
 		vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
 		gtdp_populate_code(vm);
 		nr_code = gtdp_nr_mapped(vm);

@@ -32,7 +32,7 @@
 #define EVENT_MS	60000
 
 /* Some of its passes with what is looked at in vain. */
-#define IDLE_SECONDS	5
+#define IDLE_SECONDS	3
 
 struct env {
 	struct kvm_vm *vm;
