@@ -99,6 +99,7 @@ class Untrue(unittest.TestCase):
 | host takes memory away (MMU notifier) | 1,000 / 16,000 / 64,000 | 1.2 / 1.2 / 1.2 |
 | ageing (a page) | 6.2 / 6.6 / 6.6 | 0 / 0 / 0 |
 | `KVM_CLEAR_DIRTY_LOG` | 1,000 / 16,000 / 64,000 | 1.2 / 1.2 / 1.2 |
+| `KVM_RESET_DIRTY_RINGS` | 1,000 / 16,000 / 64,000 | 1.2 / 1.2 / 1.2 |
 | memslot deleted | 1,000 / 16,000 / 64,000 | 1.2 / 1.2 / 1.2 |
 | NX huge page recovery | 9 / 9 / 9 | 1.2 / 1.2 / 1.2 |
 """

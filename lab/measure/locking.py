@@ -50,6 +50,7 @@ PATHS = {
     "notifier": "MMU notifier",
     "age": "ageing",
     "clear_log": "CLEAR_DIRTY_LOG",
+    "reset_ring": "RESET_DIRTY_RINGS",
     "delete": "slot delete (stock: drops roots)",
     "delete_one": "slot delete, that slot only",
     "nx": "NX huge page recovery",
@@ -62,6 +63,7 @@ TOLD = {
     "notifier": "host takes memory away",
     "age": "ageing",
     "clear_log": "`KVM_CLEAR_DIRTY_LOG`",
+    "reset_ring": "`KVM_RESET_DIRTY_RINGS`",
     "delete_one": "memslot deleted",
     "nx": "NX huge page recovery",
 }

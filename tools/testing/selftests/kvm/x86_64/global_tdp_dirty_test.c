@@ -20,7 +20,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include <asm/barrier.h>
 #include <linux/bitmap.h>
 #include <linux/mman.h>
 
@@ -34,8 +33,7 @@
 #define NR_REGIONS	(MEM_SIZE / SZ_2M)
 
 /* More than there are pages, so that a ring is never full. */
-#define RING_ENTRIES	(4 * NR_PAGES)
-#define RING_SIZE	(RING_ENTRIES * sizeof(struct kvm_dirty_gfn))
+#define RING_SIZE	(4 * NR_PAGES * sizeof(struct kvm_dirty_gfn))
 
 #define HOST_TAG	1
 #define GUEST_TAG	1000000
@@ -129,26 +127,10 @@ static void set_logging(struct env *env, bool on)
 
 static void collect_ring(struct env *env)
 {
-	struct kvm_dirty_gfn *ring = vcpu_map_dirty_ring(env->vcpu), *entry;
-	uint32_t nr = 0;
-
-	for (;;) {
-		entry = &ring[env->ring_next % RING_ENTRIES];
-		/* What is in the entry was written before its flag... */
-		if (smp_load_acquire(&entry->flags) != KVM_DIRTY_GFN_F_DIRTY)
-			break;
-
-		TEST_ASSERT_EQ(entry->slot, GTDP_SLOT);
-		TEST_ASSERT(entry->offset < NR_PAGES, "No page %llu", entry->offset);
-		TEST_ASSERT(nr < RING_ENTRIES, "The ring has no end");
-		__set_bit(entry->offset, env->log);
-		/* ...and is read before KVM may use it again. */
-		smp_store_release(&entry->flags, KVM_DIRTY_GFN_F_RESET);
-		env->ring_next++;
-		nr++;
-	}
+	uint32_t nr = gtdp_read_ring(env->vcpu, env->ring_next, env->log, NR_PAGES, true);
 
 	TEST_ASSERT_EQ(kvm_vm_reset_dirty_ring(env->vm), nr);
+	env->ring_next += nr;
 }
 
 /* Get the log; what is written from now on is in the next one. */

@@ -2,7 +2,8 @@
 /*
  * How long a vCPU's faults take while the host does something to a lot of other
  * memory of the same VM: zaps it for an MMU notifier, ages it, clears its dirty
- * log or ends it, deletes its memslot, or recovers NX huge pages.
+ * log or ends it, resets its dirty rings, deletes its memslot, or recovers NX huge
+ * pages.
  *
  * A vCPU, on a CPU of its own, touches a fresh page now and then, and takes the
  * time in the guest, whereas the main thread does one of the above, once per
@@ -37,13 +38,17 @@
 #define FAULTS_BEFORE	16
 #define FAULT_PERIOD_US	250
 
+/* The largest there is, and what of it is used: there is no exit for a full one. */
+#define RING_ENTRIES	65536
+#define RING_USED	(RING_ENTRIES / 2)
+
 #define NX_PARAM	"/sys/module/kvm/parameters/nx_huge_pages"
 #define LRU_GEN		"/sys/kernel/debug/lru_gen"
 
 enum guest_op {
 	GUEST_NOTHING,
 	GUEST_EXECUTE,		/* the first bytes of each 2MiB */
-	GUEST_WRITE,		/* to each page */
+	GUEST_WRITE,		/* to one page in so many bytes */
 	GUEST_TOUCH,		/* fresh pages until told to stop */
 };
 
@@ -51,6 +56,7 @@ enum guest_op {
 static struct work {
 	enum guest_op op;
 	uint64_t size;
+	uint64_t stride;
 	uint64_t period;
 	bool stop;
 	uint64_t done;
@@ -62,6 +68,7 @@ struct path {
 	enum gtdp_backing backing;
 	uint64_t features;
 	uint64_t quirks_off;
+	uint32_t ring_size;
 	void (*prepare)(void);
 	void (*storm)(void);
 	void (*restore)(void);
@@ -69,7 +76,7 @@ struct path {
 };
 
 static const struct path *path;
-static uint64_t range_size;
+static uint64_t range_size, ring_used;
 static bool has_gtdp, has_vcpu_cpu;
 
 static struct kvm_vm *vm;
@@ -112,7 +119,7 @@ static void guest_main(void)
 			for (gva = GTDP_GPA; gva < GTDP_GPA + work.size; gva += SZ_2M)
 				((void (*)(void))gva)();
 		} else if (work.op == GUEST_WRITE) {
-			for (gva = GTDP_GPA; gva < GTDP_GPA + work.size; gva += PAGE_SIZE)
+			for (gva = GTDP_GPA; gva < GTDP_GPA + work.size; gva += work.stride)
 				WRITE_ONCE(*(uint64_t *)gva, gva);
 		}
 		GUEST_SYNC(0);
@@ -130,6 +137,8 @@ static void run_guest(enum guest_op op)
 
 	w->op = op;
 	w->size = range_size;
+	w->stride = path->ring_size ? max(range_size / RING_USED, (uint64_t)PAGE_SIZE) :
+				      PAGE_SIZE;
 	vcpu_run(vcpu);
 	gtdp_finish_job(vcpu);
 }
@@ -208,6 +217,22 @@ static void storm_clear_log(void)
 	kvm_vm_clear_dirty_log(vm, GTDP_SLOT, bitmap, 0, range_size / PAGE_SIZE);
 }
 
+/* Pages next to each other, or if there are too many for a ring, far apart. */
+static void prepare_ring(void)
+{
+	static unsigned long log[SZ_1G / PAGE_SIZE / (8 * sizeof(long))];
+
+	set_slot_flags(KVM_MEM_LOG_DIRTY_PAGES);
+	run_guest(GUEST_WRITE);
+	ring_used = gtdp_read_ring(vcpu, 0, log, range_size / PAGE_SIZE, true);
+	TEST_ASSERT_EQ(ring_used, min(range_size / PAGE_SIZE, (uint64_t)RING_USED));
+}
+
+static void storm_reset_ring(void)
+{
+	TEST_ASSERT_EQ(kvm_vm_reset_dirty_ring(vm), ring_used);
+}
+
 static void storm_log_off(void)
 {
 	set_slot_flags(0);
@@ -250,6 +275,9 @@ static const struct path paths[] = {
 	{ "age", GTDP_ANON, POPULATE, .storm = storm_age, .needs = LRU_GEN },
 	{ "clear_log", GTDP_ANON, POPULATE, .prepare = prepare_log,
 	  .storm = storm_clear_log },
+	{ "reset_ring", GTDP_ANON, POPULATE, .prepare = prepare_ring,
+	  .storm = storm_reset_ring,
+	  .ring_size = RING_ENTRIES * sizeof(struct kvm_dirty_gfn) },
 	{ "delete", GTDP_ANON, POPULATE, .storm = storm_delete },
 	{ "delete_one", GTDP_ANON, POPULATE, KVM_X86_QUIRK_SLOT_ZAP_ALL,
 	  .storm = storm_delete },
@@ -287,8 +315,12 @@ static void create_vm(struct gtdp_mem *fresh)
 		vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, path->features);
 	if (path->quirks_off)
 		vm_enable_cap(vm, KVM_CAP_DISABLE_QUIRKS2, path->quirks_off);
-	vm_enable_cap(vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
-		      KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET);
+	if (path->ring_size)
+		vm_enable_dirty_ring(vm, path->ring_size);
+	else
+		vm_enable_cap(vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+			      KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE |
+			      KVM_DIRTY_LOG_INITIALLY_SET);
 
 	virt_map_level(vm, GTDP_GPA, GTDP_GPA, range_size, PG_LEVEL_2M);
 	virt_map_level(vm, FRESH_GPA, FRESH_GPA, FRESH_SIZE, PG_LEVEL_2M);

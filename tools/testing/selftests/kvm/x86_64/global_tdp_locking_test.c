@@ -18,6 +18,9 @@
 #define NR_PAGES	128
 #define ROUNDS		25
 
+/* For more than is pushed in a round, beside what the kernel keeps for itself. */
+#define RING_SIZE	(8192 * sizeof(struct kvm_dirty_gfn))
+
 /*
  * What a call looks at, the ticks in the time that one takes, and the calls in
  * which it should tick more than once each, in most tries: the machine may be
@@ -36,7 +39,11 @@ static bool done;
 
 static unsigned long bitmap[NR_PAGES / (8 * sizeof(long))];
 
-/* How often the log has been cleared, in all rounds. */
+/* If there is a ring instead of a log, and what of it has been harvested. */
+static bool has_ring;
+static uint32_t harvested;
+
+/* How often the log has been cleared, or the ring reset, in all rounds. */
 static uint64_t cleared;
 
 /* Returns when all that was logged before the call is cleared. */
@@ -75,39 +82,53 @@ static void *vcpu_thread(void *arg)
 
 static void clear_log(void)
 {
-	memset(bitmap, 0xff, sizeof(bitmap));
-	kvm_vm_clear_dirty_log(vm, GTDP_SLOT, bitmap, 0, NR_PAGES);
+	uint32_t nr;
+
+	if (has_ring) {
+		nr = gtdp_read_ring(vcpu, harvested, bitmap, NR_PAGES, true);
+		TEST_ASSERT_EQ(kvm_vm_reset_dirty_ring(vm), nr);
+		harvested += nr;
+	} else {
+		memset(bitmap, 0xff, sizeof(bitmap));
+		kvm_vm_clear_dirty_log(vm, GTDP_SLOT, bitmap, 0, NR_PAGES);
+	}
 	WRITE_ONCE(cleared, cleared + 1);
 }
 
 static void get_log(void)
 {
 	memset(bitmap, 0, sizeof(bitmap));
-	kvm_vm_get_dirty_log(vm, GTDP_SLOT, bitmap);
+	if (has_ring)
+		gtdp_read_ring(vcpu, harvested, bitmap, NR_PAGES, false);
+	else
+		kvm_vm_get_dirty_log(vm, GTDP_SLOT, bitmap);
 }
 
 /*
- * With Global TDP, the dirty log is cleared with mmu_lock held for read, i.e.
- * while vCPUs fault on the very same pages.  Whatever comes first, a page that
- * can be written without a fault must be in the log: a vCPU maps pages by
- * writing to them, the main thread clears the log of all of them again and
- * again meanwhile; then the vCPU writes to each page once more, with nobody
- * clearing anything, and each page must be in the log.
+ * With Global TDP, the dirty log is cleared, and dirty rings are reset, with
+ * mmu_lock held for read, i.e. while vCPUs fault on the very same pages.
+ * Whatever comes first, a page that can be written without a fault must be in
+ * the log: a vCPU maps pages by writing to them, the main thread clears the log
+ * of all of them again and again meanwhile; then the vCPU writes to each page
+ * once more, with nobody clearing anything, and each page must be in the log.
  *
  * The SPTEs are ones that the host has zapped, or write-protected ones.  Each
  * of the two threads needs a CPU, or there is no race to be lost.
  */
-static bool run(bool zap)
+static bool run(bool zap, bool ring)
 {
 	pthread_barrier_t barrier;
 	pthread_t thread;
 	int i, r, round;
 
 	cleared = 0;
+	harvested = 0;
+	has_ring = ring;
 
-	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
-	vm_enable_cap(vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
-		      KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE);
+	vm = __gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, ring ? RING_SIZE : 0, 1, &vcpu);
+	if (!has_ring)
+		vm_enable_cap(vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+			      KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE);
 	gtdp_prefault_code(vcpu);
 	gtdp_mem_alloc(&mem, GTDP_ANON, NR_PAGES * PAGE_SIZE, 0);
 	gtdp_add_slot(vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &mem);
@@ -153,12 +174,22 @@ static bool run(bool zap)
 
 static bool test_clear_vs_map(void)
 {
-	return run(true);
+	return run(true, false);
 }
 
 static bool test_clear_vs_write(void)
 {
-	return run(false);
+	return run(false, false);
+}
+
+static bool test_reset_vs_map(void)
+{
+	return run(true, true);
+}
+
+static bool test_reset_vs_write(void)
+{
+	return run(false, true);
 }
 
 /* Memory that costs nothing, all of which is there, for calls that look at much. */
@@ -306,6 +337,8 @@ static bool test_brief(void)
 static const struct gtdp_test tests[] = {
 	{ "clearing the log while pages are mapped loses no write", test_clear_vs_map },
 	{ "clearing the log while pages become writable loses no write", test_clear_vs_write },
+	{ "resetting a ring while pages are mapped loses no write", test_reset_vs_map },
+	{ "resetting a ring while pages become writable loses no write", test_reset_vs_write },
 	{ "looking at much memory lets others run", test_yield },
 	{ "looking at much memory lets others change memslots", test_brief },
 };

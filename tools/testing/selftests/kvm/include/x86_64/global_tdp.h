@@ -156,6 +156,14 @@ struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,
 					 uint64_t size);
 void gtdp_populate_full(struct kvm_vm *vm, uint64_t gpa, uint64_t size);
 
+/*
+ * Set, in @log, the bits of those of the @nr_pages pages of GTDP_SLOT that are in
+ * the vCPU's dirty ring from entry @first on, counted from when it was created.
+ * If @harvest, leave the entries to KVM_RESET_DIRTY_RINGS.  Returns their number.
+ */
+uint32_t gtdp_read_ring(struct kvm_vcpu *vcpu, uint32_t first, unsigned long *log,
+			uint64_t nr_pages, bool harvest);
+
 uint64_t gtdp_vm_stat(struct kvm_vm *vm, const char *name);
 uint64_t gtdp_vcpu_stat(struct kvm_vcpu *vcpu, const char *name);
 uint64_t gtdp_nr_mapped(struct kvm_vm *vm);

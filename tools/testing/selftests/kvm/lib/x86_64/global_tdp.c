@@ -15,6 +15,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <asm/barrier.h>
+#include <linux/bitmap.h>
 #include <linux/kernel-page-flags.h>
 #include <linux/mempolicy.h>
 #include <linux/mman.h>
@@ -679,6 +681,29 @@ static uint64_t read_stat(int fd, const char *name)
 	free(descs);
 	close(fd);
 	return data;
+}
+
+uint32_t gtdp_read_ring(struct kvm_vcpu *vcpu, uint32_t first, unsigned long *log,
+			uint64_t nr_pages, bool harvest)
+{
+	struct kvm_dirty_gfn *ring = vcpu_map_dirty_ring(vcpu), *entry;
+	const uint32_t size = vcpu->vm->dirty_ring_size / sizeof(*ring);
+	uint32_t nr;
+
+	for (nr = 0; ; nr++) {
+		entry = &ring[(first + nr) % size];
+		/* What is in the entry was written before its flag... */
+		if (smp_load_acquire(&entry->flags) != KVM_DIRTY_GFN_F_DIRTY)
+			return nr;
+
+		TEST_ASSERT_EQ(entry->slot, GTDP_SLOT);
+		TEST_ASSERT(entry->offset < nr_pages, "No page %llu", entry->offset);
+		TEST_ASSERT(nr < size, "The ring has no end");
+		__set_bit(entry->offset, log);
+		/* ...and is read before KVM may use it again. */
+		if (harvest)
+			smp_store_release(&entry->flags, KVM_DIRTY_GFN_F_RESET);
+	}
 }
 
 uint64_t gtdp_vm_stat(struct kvm_vm *vm, const char *name)
