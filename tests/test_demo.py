@@ -141,7 +141,7 @@ class Targets(unittest.TestCase):
             ):
                 cli._job.return_value = Job("precopy", ["memfd"], 512, 1, "", "", "")
                 command.return_value.status = ran
-                args = mock.Mock(mem=512, runs=1, stock=True, qemu="")
+                args = mock.Mock(mem=512, runs=1, stock=True, qemu="", dirty_ring=0)
                 self.assertEqual(cli.run(args), status)
 
     def test_data(self) -> None:

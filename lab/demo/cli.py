@@ -32,6 +32,9 @@ _LEAST_MIB = 256
 _LAB_MIB = 2048
 _LOOK_SECONDS = 5
 
+RINGS = tuple(1 << bit for bit in range(10, 17))
+"""Sizes of a dirty ring in entries: what KVM has for itself, with PML, must fit in."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the demo's arguments."""
@@ -47,6 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     text = "have the guest map and unmap a PCI BAR, i.e. a memslot, all the time"
     parser.add_argument("--toggle", action="store_true", help=text)
+    text = f"learn what is dirty from a ring per vCPU; a power of two, {min(RINGS)} or more"
+    parser.add_argument("--dirty-ring", type=int, default=0, metavar="ENTRIES", help=text)
     parser.add_argument("--stock", action="store_true", help="Debian's KVM in both columns")
 
 
@@ -56,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"--mem {args.mem}: Debian's kernel wants {_LEAST_MIB} or more")
     if args.runs < 1:
         raise LabError(f"--runs {args.runs}: 1 or more")
+    if args.dirty_ring not in (0, *RINGS):
+        raise LabError(f"--dirty-ring {args.dirty_ring}: one of {', '.join(map(str, RINGS))}")
     if args.mode in NEW_MODES and not args.qemu:
         raise LabError(f"--mode {args.mode}: {QEMU} is too old; with --qemu, Debian 13's runs")
     if args.mode == "cpr" and args.backend != "both":
@@ -137,6 +144,7 @@ def _job(args: argparse.Namespace) -> Job:
         patched=args.qemu or "",
         firmware=[str(path) for path in NEWER.firmware] if args.qemu else [],
         toggle=args.toggle,
+        dirty_ring=args.dirty_ring,
     )
 
 

@@ -58,6 +58,9 @@ class Job:
     toggle: bool = False
     """Have the guest make a memslot come and go all the time."""
 
+    dirty_ring: int = 0
+    """Entries of each vCPU's, to learn from what is dirty; 0: from the dirty log."""
+
     @property
     def sides(self) -> list[Side]:
         """What is compared."""

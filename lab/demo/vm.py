@@ -214,9 +214,10 @@ def _options(setting: Setting) -> list[str]:
     if job.toggle:
         firmware += ["-device=VGA"]
         given += " toggle=1"
+    ring = f",dirty-ring-size={job.dirty_ring}" if job.dirty_ring else ""
     return [
         *("-nodefaults", "-no-user-config", "-display=none", "-no-reboot", "-cpu=host"),
-        *(f"-accel={side.accelerator}", f"-m={job.mem_mib}M", f"-smp={CPUS}"),
+        *(f"-accel={side.accelerator}{ring}", f"-m={job.mem_mib}M", f"-smp={CPUS}"),
         *(*_memory(setting), *firmware),
         *(f"-kernel={job.kernel}", f"-initrd={job.initramfs}"),
         f"-append=console=ttyS0 loglevel=5 panic=-1 mitigations=off {given}",
