@@ -86,10 +86,10 @@ _BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
 _SECONDS = {
     name: seconds
     for seconds, names in (
-        (29, "follow"),
+        (31, "follow"),
         (17, "death notifier api"),
         (13, "thread"),
-        (12, "uffd populate dirty"),
+        (12, "uffd populate dirty poison"),
         (9, "nested root"),
         (6, "locking refuse"),
         (1, "assigned fail giant reach"),

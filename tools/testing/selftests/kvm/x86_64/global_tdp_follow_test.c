@@ -540,6 +540,68 @@ static bool test_discarded_late(void)
 	return test_discarded(true);
 }
 
+/*
+ * A balloon's pages, say, that the VMM maps anew amid huge ones (MAP_FIXED).  KVM
+ * zaps all 2MiB around each, of which the guest never gave the others back: it finds
+ * them mapped again.
+ */
+static bool test_mapped_anew(bool has_run)
+{
+	const uint64_t nr_new = 16, first_new = 100;
+	struct kvm_vcpu *vcpu;
+	uint64_t nr_code, i;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	void *hva, *map;
+
+	gtdp_mem_alloc(&mem, GTDP_THP, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	if (!gtdp_is_huge(mem.hva, MEM_SIZE)) {
+		gtdp_mem_free(&mem);
+		return false;
+	}
+
+	vm = create(&vcpu, &nr_code);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+	if (has_run)
+		gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);
+
+	for (i = first_new; i < NR_PAGES; i += GTDP_REGION_PAGES) {
+		hva = mem.hva + i * PAGE_SIZE;
+		map = mmap(hva, nr_new * PAGE_SIZE, PROT_READ | PROT_WRITE,
+			   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+		TEST_ASSERT(map == hva, __KVM_SYSCALL_ERROR("mmap()", -1));
+	}
+	gtdp_wait_mapped(vm, nr_code + NR_PAGES - NR_PAGES / GTDP_REGION_PAGES * nr_new);
+
+	for (i = 0; i < NR_PAGES; i += GTDP_REGION_PAGES) {
+		TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA + i * PAGE_SIZE,
+					first_new, HOST_TAG + i), 0);
+		TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK,
+					GTDP_GPA + (i + first_new + nr_new) * PAGE_SIZE,
+					GTDP_REGION_PAGES - first_new - nr_new,
+					HOST_TAG + i + first_new + nr_new), 0);
+		TEST_ASSERT(gtdp_run(vcpu, GTDP_CHECK_ZERO,
+				     GTDP_GPA + (i + first_new) * PAGE_SIZE, nr_new, 0) > 0,
+			    "What is new is mapped already");
+	}
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+static bool test_mapped_anew_early(void)
+{
+	return gtdp_has_thp() && test_mapped_anew(false);
+}
+
+static bool test_mapped_anew_late(void)
+{
+	return gtdp_has_thp() && test_mapped_anew(true);
+}
+
 static const struct gtdp_test tests[] = {
 	{ "present", test_present_anon },
 	{ "present, transparent huge pages", test_present_thp },
@@ -556,6 +618,8 @@ static const struct gtdp_test tests[] = {
 	{ "arriving here and there, vCPU has run", test_sparse },
 	{ "discarded, and arriving again", test_discarded_early },
 	{ "discarded for good, vCPU has run", test_discarded_late },
+	{ "mapped anew amid huge pages", test_mapped_anew_early },
+	{ "mapped anew amid huge pages, vCPU has run", test_mapped_anew_late },
 	{ "default follows the parameter", test_default },
 };
 

@@ -2,7 +2,7 @@
 /*
  * Proves that a page of 1GiB of the host is one of the guest, too, when it is
  * populated, but for as long as it is logged; and that it is gone at once when the
- * host takes it away.
+ * host takes it away, or a part of it has a memory error.
  *
  * Wants a free huge page of that size: hugepagesz=1G hugepages=1 reserves one.
  */
@@ -69,12 +69,12 @@ static void check_giant(struct env *env)
 }
 
 /* A part of it will do to have all of it mapped. */
-static void populate(struct env *env)
+static void populate(struct env *env, uint64_t nr_populated)
 {
 	gtdp_populate_full(env->vm, GTDP_GPA + SZ_4M, PAGE_SIZE);
-	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "tdp_populated_1g"), 1);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "tdp_populated_1g"), nr_populated);
 	gtdp_populate_full(env->vm, GTDP_GPA, MEM_SIZE);
-	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "tdp_populated_1g"), 1);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "tdp_populated_1g"), nr_populated);
 }
 
 static void set_logging(struct env *env, bool on)
@@ -127,7 +127,7 @@ int main(void)
 	stamp(&env, HOST_TAG);
 
 	set_logging(&env, false);
-	populate(&env);
+	populate(&env, 1);
 	check_giant(&env);
 
 	set_logging(&env, true);
@@ -138,6 +138,13 @@ int main(void)
 	r = madvise(env.mem.hva, MEM_SIZE, MADV_DONTNEED);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
 	check_gone(&env);
+
+	stamp(&env, HOST_TAG);
+	populate(&env, 2);
+	if (gtdp_poison(env.mem.hva + SZ_4M)) {
+		check_gone(&env);
+		gtdp_check_poisoned(env.vcpu, GTDP_GPA + SZ_2M, env.mem.hva + SZ_2M);
+	}
 
 	kvm_vm_free(env.vm);
 	gtdp_mem_free(&env.mem);

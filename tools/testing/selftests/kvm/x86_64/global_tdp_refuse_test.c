@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Proves that population leaves alone what only the fault path can decide on,
- * and goes on around it: poisoned pages, memory with a protection key, mappings
- * of devices.  A vCPU that touches them gets what it gets without Global TDP.
+ * and goes on around it: memory with a protection key, mappings of devices.  A
+ * vCPU that touches them gets what it gets without Global TDP.
  * Also that a mapping of a file that is open for reading only is read-only for the
  * guest, and that what is mapped by the time that a fault is done is left alone by
  * that, too.
  *
- * See global_tdp_populate_test for other memory that is not accessible.
+ * See global_tdp_populate_test for other memory that is not accessible, and
+ * global_tdp_poison_test for poisoned pages.
  */
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 #include <sys/mman.h>
@@ -23,7 +23,6 @@
 
 #define MEM_SIZE	SZ_4M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
-#define POISONED	(GTDP_REGION_PAGES + 33)
 
 #define HOST_TAG	1
 #define GUEST_TAG	1000000
@@ -35,17 +34,6 @@
 /* How often a memslot is created, and in which time after the vCPU has begun. */
 #define NR_CREATED	100
 #define CREATED_NS	5000000
-
-static void *sigbus_addr;
-static int sigbus_code;
-static int nr_sigbus;
-
-static void sigbus(int signal, siginfo_t *info, void *context)
-{
-	sigbus_addr = info->si_addr;
-	sigbus_code = info->si_code;
-	nr_sigbus++;
-}
 
 /* What this thread may do with memory that has a key; glibc need not know. */
 static void write_pkru(uint32_t pkru)
@@ -59,79 +47,6 @@ static struct kvm_vm *create(struct kvm_vcpu **vcpu, uint64_t features)
 
 	gtdp_populate_code(vm);
 	return vm;
-}
-
-/* The page has gone for everyone, the guest is told only if it looks. */
-static bool test_poison(enum gtdp_backing backing, bool populated)
-{
-	const struct sigaction action = { .sa_sigaction = sigbus, .sa_flags = SA_SIGINFO };
-	uint64_t gpa = GTDP_GPA + POISONED * PAGE_SIZE;
-	struct kvm_populate_memory sum;
-	struct sigaction before;
-	struct kvm_vcpu *vcpu;
-	struct gtdp_mem mem;
-	struct kvm_vm *vm;
-	bool done;
-	void *hva;
-
-	gtdp_mem_alloc(&mem, backing, MEM_SIZE, 0);
-	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
-	hva = mem.hva + POISONED * PAGE_SIZE;
-
-	vm = create(&vcpu, KVM_GLOBAL_TDP_POPULATE);
-	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
-	if (populated)
-		gtdp_populate_full(vm, GTDP_GPA, MEM_SIZE);
-
-	sigaction(SIGBUS, &action, &before);
-
-	/*
-	 * Busy is a page that is poisoned and unmapped while the LRU has a
-	 * reference, as it may if KVM, zapping it, says that it was accessed.
-	 */
-	gtdp_drain_lru();
-	done = !madvise(hva, PAGE_SIZE, MADV_HWPOISON) || errno == EBUSY;
-	if (!done) {
-		TEST_ASSERT(errno == EINVAL || errno == EPERM, "Page can't be poisoned: %s",
-			    strerror(errno));
-		ksft_print_msg("no page can be poisoned: %s\n", strerror(errno));
-		goto out;
-	}
-
-	/* Injecting the error may be told of, touching all else is not. */
-	nr_sigbus = 0;
-	sum = gtdp_populate(vm, GTDP_GPA, MEM_SIZE);
-	TEST_ASSERT_EQ(sum.absent, PAGE_SIZE);
-	TEST_ASSERT_EQ(sum.mapped, MEM_SIZE - PAGE_SIZE);
-	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, POISONED, HOST_TAG), 0);
-	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, gpa + PAGE_SIZE, NR_PAGES - POISONED - 1,
-				HOST_TAG + POISONED + 1), 0);
-	TEST_ASSERT_EQ(nr_sigbus, 0);
-
-	TEST_ASSERT_EQ(gtdp_try(vcpu, GTDP_READ, gpa, 1, 0), EINTR);
-	TEST_ASSERT_EQ(nr_sigbus, 1);
-	TEST_ASSERT_EQ(sigbus_code, BUS_MCEERR_AR);
-	TEST_ASSERT(sigbus_addr == hva, "Told of %p, not of %p", sigbus_addr, hva);
-out:
-	sigaction(SIGBUS, &before, NULL);
-	kvm_vm_free(vm);
-	gtdp_mem_free(&mem);
-	return done;
-}
-
-static bool test_poison_before(void)
-{
-	return test_poison(GTDP_ANON, false);
-}
-
-static bool test_poison_after(void)
-{
-	return test_poison(GTDP_ANON, true);
-}
-
-static bool test_poison_memfd(void)
-{
-	return test_poison(GTDP_MEMFD, true);
 }
 
 /*
@@ -380,9 +295,6 @@ static bool test_created(void)
 }
 
 static const struct gtdp_test tests[] = {
-	{ "poisoned", test_poison_before },
-	{ "poisoned when populated", test_poison_after },
-	{ "poisoned memfd", test_poison_memfd },
 	{ "protection key", test_key_small },
 	{ "protection key, huge pages", test_key_huge },
 	{ "device memory", test_device },

@@ -13,6 +13,7 @@
 #include <unistd.h>
 #include <sys/syscall.h>
 
+#include <linux/kernel-page-flags.h>
 #include <linux/userfaultfd.h>
 
 #include "test_util.h"
@@ -30,6 +31,8 @@
 #define WANTED		(GTDP_REGION_PAGES + 77)
 
 #define EVENT_MS	60000
+
+#define THP_DIR		"/sys/kernel/mm/transparent_hugepage"
 
 /* Some of its passes with what is looked at in vain. */
 #define IDLE_SECONDS	3
@@ -299,11 +302,11 @@ static bool test_idle(void)
 	return true;
 }
 
-/* The pages are there, in the page cache, but are not to be used yet. */
-static bool test_minor(void)
+static bool test_minor_pages(bool huge)
 {
 	struct env env = {};
 	off_t offset;
+	uint64_t pfn;
 
 	gtdp_mem_alloc(&env.mem, GTDP_MEMFD, MEM_SIZE, 0);
 	if (!open_uffd(&env, UFFDIO_REGISTER_MODE_MINOR, UFFD_FEATURE_MINOR_SHMEM))
@@ -315,9 +318,39 @@ static bool test_minor(void)
 			  offset);
 	TEST_ASSERT(env.source != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
 	gtdp_stamp(env.source, NR_PAGES, HOST_TAG);
+	gtdp_get_pfns(env.source + MEM_SIZE / 2, 1, &pfn);
+	if (gtdp_page_flag(pfn, KPF_THP) != huge)
+		return false;
 
 	check_delivery(&env, deliver_continue, UFFD_PAGEFAULT_FLAG_MINOR);
 	return true;
+}
+
+static bool test_minor(void)
+{
+	return test_minor_pages(false);
+}
+
+/* Nor are those of a huge page of which the VMM has handed over others. */
+static bool test_minor_huge(void)
+{
+	char choices[128], *old;
+	bool done;
+	FILE *file;
+
+	file = fopen(THP_DIR "/shmem_enabled", "r");
+	if (!file)
+		return false;
+	old = fgets(choices, sizeof(choices), file) ? strchr(choices, '[') : NULL;
+	fclose(file);
+
+	/* Of a file, that counts which was chosen when it was created. */
+	if (!old || !gtdp_write_file(THP_DIR, "shmem_enabled", "force"))
+		return false;
+	done = test_minor_pages(true);
+	gtdp_write_file(THP_DIR, "shmem_enabled", strtok(old + 1, "]"));
+
+	return done;
 }
 
 static void write_protect(struct env *env, uint64_t page, uint64_t nr, uint64_t mode)
@@ -414,6 +447,7 @@ static const struct gtdp_test tests[] = {
 	{ "missing", test_missing_anon },
 	{ "missing, memfd", test_missing_memfd },
 	{ "minor", test_minor },
+	{ "minor, huge pages in the page cache", test_minor_huge },
 	{ "missing, nobody delivers", test_idle },
 	{ "write-protected", test_write_protect_anon },
 	{ "write-protected, memfd", test_write_protect_memfd },

@@ -150,6 +150,11 @@ bool gtdp_page_flag(uint64_t pfn, unsigned int flag);
 void gtdp_drain_lru(void);
 uint64_t gtdp_nr_held(const uint64_t *pfns, uint64_t nr);
 
+/* Make the page a bad one; returns false, and says so, if that can't be done here. */
+bool gtdp_poison(void *hva);
+/* Have the guest read such a page: it does not get any further, its thread is told. */
+void gtdp_check_poisoned(struct kvm_vcpu *vcpu, uint64_t gpa, void *hva);
+
 int gtdp_populate_on(struct kvm_vm *vm, struct kvm_populate_memory *range,
 		     struct kvm_populate_memory *sum);
 struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,

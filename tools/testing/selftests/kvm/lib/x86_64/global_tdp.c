@@ -924,6 +924,62 @@ int gtdp_try(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa, uint64_t nr,
 	return 0;
 }
 
+static void *sigbus_addr;
+static int sigbus_code;
+static int nr_sigbus;
+
+static void sigbus(int signal, siginfo_t *info, void *context)
+{
+	sigbus_addr = info->si_addr;
+	sigbus_code = info->si_code;
+	nr_sigbus++;
+}
+
+static const struct sigaction sigbus_action = {
+	.sa_sigaction = sigbus,
+	.sa_flags = SA_SIGINFO,
+};
+
+bool gtdp_poison(void *hva)
+{
+	struct sigaction before;
+	int r;
+
+	/* Who injects an error may be told of it. */
+	sigaction(SIGBUS, &sigbus_action, &before);
+
+	/*
+	 * Busy is a page that is poisoned and unmapped while the LRU has a
+	 * reference, as it may if KVM, zapping it, says that it was accessed.
+	 */
+	gtdp_drain_lru();
+	r = madvise(hva, PAGE_SIZE, MADV_HWPOISON);
+	if (r && errno == EBUSY)
+		r = 0;
+	if (r) {
+		TEST_ASSERT(errno == EINVAL || errno == EPERM, "Page can't be poisoned: %s",
+			    strerror(errno));
+		ksft_print_msg("no page can be poisoned: %s\n", strerror(errno));
+	}
+
+	sigaction(SIGBUS, &before, NULL);
+	return !r;
+}
+
+void gtdp_check_poisoned(struct kvm_vcpu *vcpu, uint64_t gpa, void *hva)
+{
+	struct sigaction before;
+
+	nr_sigbus = 0;
+	sigaction(SIGBUS, &sigbus_action, &before);
+	TEST_ASSERT_EQ(gtdp_try(vcpu, GTDP_READ, gpa, 1, 0), EINTR);
+	sigaction(SIGBUS, &before, NULL);
+
+	TEST_ASSERT_EQ(nr_sigbus, 1);
+	TEST_ASSERT_EQ(sigbus_code, BUS_MCEERR_AR);
+	TEST_ASSERT(sigbus_addr == hva, "Told of %p, not of %p", sigbus_addr, hva);
+}
+
 bool gtdp_write_file(const char *dir, const char *name, const char *text)
 {
 	char path[PATH_MAX];
