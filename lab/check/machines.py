@@ -12,7 +12,7 @@ from lab.check.outcome import NOT_RUN, Outcome, State, judge, tail
 from lab.check.tests import Test
 from lab.machine import ept, npt
 from lab.machine.result import Command, Ended, Result, Run
-from lab.paths import ROOT, SELFTESTS
+from lab.paths import BUILD, ROOT
 
 _LONGEST = 1200
 _BOOTS = 3
@@ -76,7 +76,7 @@ def on_ept(
 ) -> Report:
     """Run the tests on Bochs, `timeout` seconds for all; `image` as for ept.run()."""
     words = {Path(word) for test in tests for word in test.argv}
-    programs = [word for word in words if word.is_relative_to(SELFTESTS)]
+    programs = [word for word in words if word.is_relative_to(BUILD)]
 
     def boot(commands: Sequence[Command], ended: Ended) -> Run:
         return ept.run(commands, programs, params, timeout=timeout, image=image, ended=ended)

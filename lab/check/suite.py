@@ -22,7 +22,7 @@ from lab.check.report import Part
 from lab.check.tests import Test
 from lab.error import LabError
 from lab.machine import runs
-from lab.make import modules, restore, selftests
+from lab.make import modules, probes, restore, selftests
 from lab.paths import ROOT, VENV_BIN
 from lab.shell import console
 from lab.source import tree
@@ -283,7 +283,9 @@ def _kind(kind: str, wanted: Sequence[str]) -> Do:
 
 def _ept(params: str, wanted: Sequence[str]) -> Do:
     def step(part: Part) -> None:
+        probes.build()
         chosen = [*tests.ours(wanted), *tests.variants("ept", wanted), *tests.pml(wanted)]
+        chosen += tests.unknown_level(wanted)
         chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
         done = machines.on_ept(f"ept {params}", chosen, params, _EPT_SECONDS)
         part.outcomes += _expected(done, "ept")

@@ -92,7 +92,7 @@ _SECONDS = {
         (12, "uffd populate dirty poison"),
         (9, "nested root"),
         (6, "locking refuse"),
-        (1, "assigned fail giant reach"),
+        (1, "assigned fail giant level reach"),
     )
     for name in names.split()
 }
@@ -118,6 +118,9 @@ _NOT_INNER = {
     f"global_tdp_{name}_test" for name in ("churn", "death", "fuzz", "locking", "nested")
 }
 """Tests of the series that the inner loop leaves to `make test`, stress and fuzz."""
+
+_SKIPPED = 4
+"""The status of a test that is skipped as a whole."""
 
 _DELAYED_ANY = (
     "n=$(cat /sys/module/lab_delay/parameters/delayed); rmmod lab_delay; "
@@ -191,9 +194,10 @@ _WITHOUT = {
     "attributes": "it takes modules with assertions",
     "helper": "Bochs has one CPU",
     "keys": "Bochs' CPU has no protection keys",
+    "unknown level": "it takes EPT of 5 levels, which one of Bochs' runs feigns",
     "off": "it takes kvm.global_tdp=0, with which it is run, too",
 }
-_ANYWHERE = {"faults", "device", "giant page", "reach"}
+_ANYWHERE = {"faults", "device", "giant page", "reach", "unknown level"}
 LACKS = {
     "npt": _ANYWHERE | {"attributes"},
     "npt, checked": _ANYWHERE,
@@ -211,6 +215,7 @@ SKIPS = (
     Skip("fail", "enable", "off"),
     Skip("assigned", "needs a device that is bound to vfio-pci", "device"),
     Skip("giant", "needs a free huge page of 1GiB", "giant page"),
+    Skip("level", "needs EPT of 5 levels", "unknown level"),
     Skip("reach", "needs more than 48 bits of physical address", "reach"),
     Skip("api", "private memory", "attributes"),
     Skip("death", "files closed, helper at work", "helper"),
@@ -348,6 +353,23 @@ def pml(wanted: Sequence[str] = ()) -> list[Test]:
     return [
         Test("PML is on", ("grep", "Y", "/sys/module/kvm_intel/parameters/pml")),
         *(_test("dirty_log_test", *mode) for mode in modes),
+    ]
+
+
+def unknown_level(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the test of page tables whose levels are not known yet, on a CPU that has such."""
+    script = (
+        '. "$LAB_GUEST/modules.sh"; put "$1" && reload kvm_intel && "$0"; s=$?; '
+        f"rmmod lab_level; reload kvm_intel; [ $s != {_SKIPPED} ] || s=1; exit $s"
+    )
+    return [
+        replace(
+            test,
+            name=f"{test.name}, EPT of 5 levels",
+            argv=("sh", "-c", script, *test.argv, str(probes.LEVEL)),
+        )
+        for test in ours(wanted)
+        if test.name == "global_tdp_level_test"
     ]
 
 

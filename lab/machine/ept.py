@@ -116,7 +116,8 @@ def _make_initramfs(
         if path.is_file():
             shutil.copy(path, _at(root, path))
     for program in set(programs):
-        shell.output("strip", "-o", _at(root, program), program)
+        debug = ("--strip-debug",) if program.suffix == ".ko" else ()
+        shell.output("strip", *debug, "-o", _at(root, program), program)
     disk.make_initramfs(root, directory / "initrd")
     shutil.rmtree(root)
 

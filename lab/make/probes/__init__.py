@@ -1,7 +1,8 @@
 """The lab's own modules for the stock kernel of an emulated machine.
 
 lab_breakpoint has it go on where the emulator runs a breakpoint that is gone; lab_delay has a
-function of the kernel return late, to widen the window of a race.
+function of the kernel return late, to widen the window of a race; lab_level has KVM take the
+CPU for one with EPT of 5 levels.
 """
 
 import shutil
@@ -13,13 +14,14 @@ from lab.shell import locked
 from lab.source import debian
 
 _DIRECTORY = BUILD / "probes"
-_SOURCES = ("Kbuild", "lab_breakpoint.c", "lab_delay.c")
+_SOURCES = ("Kbuild", "lab_breakpoint.c", "lab_delay.c", "lab_level.c")
 BREAKPOINT = _DIRECTORY / "lab_breakpoint.ko"
 DELAY = _DIRECTORY / "lab_delay.ko"
+LEVEL = _DIRECTORY / "lab_level.ko"
 
 
 def build() -> None:
-    """Bring both up to date."""
+    """Bring all up to date."""
     with locked("probes"):
         kernel = debian.kernel()
         _DIRECTORY.mkdir(parents=True, exist_ok=True)
