@@ -12,6 +12,7 @@ from unittest import mock
 from lab.demo import cli, inside, kvm, report, retry
 from lab.demo.config import Case, Demo, Job, Side
 from lab.demo.vm import QemuGoneError, VmError
+from lab.error import LabError
 
 _PANIC = "stamps: cpu 0 ready pages 9\n[    7.5] Kernel panic - not syncing: Attempted\n"
 
@@ -143,6 +144,12 @@ class Targets(unittest.TestCase):
                 command.return_value.status = ran
                 args = mock.Mock(mem=512, runs=1, stock=True, qemu="", dirty_ring=0)
                 self.assertEqual(cli.run(args), status)
+
+    def test_a_ring_that_kvm_does_not_take(self) -> None:
+        for size in (5, 512, 1000, 1 << 17, -1024):
+            args = mock.Mock(mem=512, runs=1, dirty_ring=size)
+            with self.assertRaisesRegex(LabError, "--dirty-ring"):
+                cli.run(args)
 
     def test_data(self) -> None:
         for on in (False, True):
