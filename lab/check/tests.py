@@ -75,10 +75,11 @@ _RACING = ("churn", "locking", "notifier", "dirty", "uffd")
 ON_MACHINES = {
     "4level": ("churn", "reach", "fuzz", "giant"),
     "iommu": ("assigned",),
+    "pmem": ("dax",),
     "4cpus": _RACING,
 }
 """Tests that want another of npt.MACHINES: memslots beyond what a VM's page tables
-reach, and a huge page of 1 GiB; a device to assign; more CPUs than the host may have."""
+reach, and a huge page of 1 GiB; a device to assign; DAX; more CPUs than the host may have."""
 
 _BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
 """Tests that go by the parameter of kvm.ko, and the part of them that does; others choose."""
@@ -92,7 +93,7 @@ _SECONDS = {
         (12, "uffd populate dirty poison"),
         (9, "nested root"),
         (6, "locking refuse"),
-        (1, "assigned fail giant level reach"),
+        (1, "assigned dax fail giant level reach"),
     )
     for name in names.split()
 }
@@ -189,6 +190,7 @@ class Skip:
 _WITHOUT = {
     "faults": "Debian's kernel injects none: make test-debug runs it",
     "device": "it takes the machine iommu",
+    "dax": "it takes the machine pmem",
     "giant page": "it takes the machine 4level",
     "reach": "it takes the machine 4level; page tables of others reach all memory",
     "attributes": "it takes modules with assertions",
@@ -197,7 +199,7 @@ _WITHOUT = {
     "unknown level": "it takes EPT of 5 levels, which one of Bochs' runs feigns",
     "off": "it takes kvm.global_tdp=0, with which it is run, too",
 }
-_ANYWHERE = {"faults", "device", "giant page", "reach", "unknown level"}
+_ANYWHERE = {"faults", "device", "dax", "giant page", "reach", "unknown level"}
 LACKS = {
     "npt": _ANYWHERE | {"attributes"},
     "npt, checked": _ANYWHERE,
@@ -214,6 +216,7 @@ SKIPS = (
     Skip("fail", "No /proc/thread-self/fail-nth", "faults"),
     Skip("fail", "enable", "off"),
     Skip("assigned", "needs a device that is bound to vfio-pci", "device"),
+    Skip("dax", "needs a file system with dax=always, or a DAX device", "dax"),
     Skip("giant", "needs a free huge page of 1GiB", "giant page"),
     Skip("level", "needs EPT of 5 levels", "unknown level"),
     Skip("reach", "needs more than 48 bits of physical address", "reach"),

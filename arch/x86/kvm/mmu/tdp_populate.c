@@ -22,6 +22,7 @@
 #include "tdp_populate.h"
 
 #include <linux/magic.h>
+#include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/pgtable.h>
 
@@ -137,6 +138,47 @@ static bool is_host_pte_plain(u64 pte)
 	return (pte & HOST_PTE_CHECKED & ~(u64)_PAGE_RW) == HOST_PTE_PLAIN;
 }
 
+static bool is_host_pte_dax(u64 pte)
+{
+	return pte & _PAGE_DEVMAP;
+}
+
+static kvm_pfn_t host_pte_pfn(u64 pte)
+{
+	return (pte & PTE_PFN_MASK) >> PAGE_SHIFT;
+}
+
+/*
+ * DAX maps a device's pages as if they were those of a page cache: whatever takes
+ * blocks from a file (truncation, hole punching, a copy of what is shared), cleans
+ * a page, finds a media error, or removes a device DAX unmaps, or write-protects,
+ * PTEs first, i.e. notifies.  What does not is the removal of a device beneath a
+ * mounted file system, if the latter does not care: PTEs stay, but GUP refuses to
+ * follow them, as the device has no live page map.  So ask for that, and keep it
+ * until the SPTEs are in place.
+ */
+static bool has_live_pagemap(struct kvm_tdp_populate *p, u64 pte)
+{
+	p->pgmap = get_dev_pagemap(host_pte_pfn(pte), p->pgmap);
+
+	return p->pgmap && (p->pgmap->type == MEMORY_DEVICE_FS_DAX ||
+			    p->pgmap->type == MEMORY_DEVICE_GENERIC);
+}
+
+/* Whether the fault path, too, would map the page of a PTE. */
+static bool is_host_pte_usable(struct kvm_tdp_populate *p, u64 pte)
+{
+	if (is_host_pte_plain(pte))
+		return true;
+
+	if (!is_host_pte_plain(pte & ~(u64)(_PAGE_SPECIAL | _PAGE_DEVMAP)))
+		return false;
+
+	/* DAX, or something special, of which the fault path maps the zero page. */
+	return is_host_pte_dax(pte) ? has_live_pagemap(p, pte) :
+				      is_zero_pfn(host_pte_pfn(pte));
+}
+
 /*
  * Some mappings can not be told from their PTEs.  secretmem has no predicate
  * that modules can call, but it has a file system of its own.
@@ -202,43 +244,57 @@ static bool is_populated_writable(struct kvm_tdp_populate *p, u64 pte)
 }
 
 /*
- * Make the template for PTEs like the given one, which is plain or maps the zero
- * page.  All but the pfn is the same for all pages of a memslot, for as long as
- * mmu_lock is held.
+ * Make the template for PTEs like the given one, which is_host_pte_usable().  All
+ * but the pfn is the same for all pages of a memslot, for as long as mmu_lock is
+ * held, but for DAX: without PAT, KVM takes a device's pages for MMIO.
  */
-static void make_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-			  gfn_t gfn, u64 pte)
+static u64 make_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			 gfn_t gfn, u64 pte)
 {
 	const bool writable = is_populated_writable(p, pte);
-	const bool rw = is_host_pte_writable(pte);
-	kvm_pfn_t pfn = (pte & PTE_PFN_MASK) >> PAGE_SHIFT;
+	kvm_pfn_t pfn = host_pte_pfn(pte);
 	u64 spte;
 
 	spte = make_populate_spte(p->kvm, root, p->slot, PG_LEVEL_4K, gfn, pfn, writable);
-	p->template[rw] = spte ^ ((u64)pfn << PAGE_SHIFT);
-	if (!writable || !p->tracked)
+	return spte ^ ((u64)pfn << PAGE_SHIFT);
+}
+
+static void make_plain_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+				gfn_t gfn, u64 pte)
+{
+	const bool rw = is_host_pte_writable(pte);
+
+	p->template[rw] = make_template(p, root, gfn, pte);
+	if (!is_populated_writable(p, pte) || !p->tracked)
 		p->plain_pte[rw] = HOST_PTE_PLAIN | (pte & host_write_mask());
+}
+
+static u64 find_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			 gfn_t gfn, u64 pte)
+{
+	const bool rw = is_host_pte_writable(pte);
+
+	if (is_host_pte_dax(pte)) {
+		if (!p->dax_template[rw])
+			p->dax_template[rw] = make_template(p, root, gfn, pte);
+		return p->dax_template[rw];
+	}
+
+	if (!p->template[rw])
+		make_plain_template(p, root, gfn, pte);
+	return p->template[rw];
 }
 
 /* The SPTE for a host PTE that the template does not fit as is. */
 static noinline u64 make_one(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 			     gfn_t gfn, u64 pte)
 {
-	const bool rw = is_host_pte_writable(pte);
-	kvm_pfn_t pfn = (pte & PTE_PFN_MASK) >> PAGE_SHIFT;
 	u64 spte;
 
-	if (!(pte & _PAGE_PRESENT))
+	if (!(pte & _PAGE_PRESENT) || !is_host_pte_usable(p, pte))
 		return SHADOW_NONPRESENT_VALUE;
 
-	/* The zero page is special, but the fault path does map it. */
-	if (!is_host_pte_plain(pte) &&
-	    !(is_host_pte_plain(pte & ~(u64)_PAGE_SPECIAL) && is_zero_pfn(pfn)))
-		return SHADOW_NONPRESENT_VALUE;
-
-	if (!p->template[rw])
-		make_template(p, root, gfn, pte);
-	spte = p->template[rw] | ((u64)pfn << PAGE_SHIFT);
+	spte = find_template(p, root, gfn, pte) | (pte & PTE_PFN_MASK);
 
 	/*
 	 * Shadow pages can be neither created nor synchronized while mmu_lock
@@ -323,7 +379,7 @@ static bool try_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 	if (p->template[rw] || !is_host_pte_plain(pte))
 		return false;
 
-	make_template(p, root, gfn, pte);
+	make_plain_template(p, root, gfn, pte);
 	return p->plain_pte[rw] == (pte & p->checked);
 }
 
@@ -599,11 +655,11 @@ static int install_huge(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 {
 	bool writable = is_populated_writable(p, huge_pte);
 	bool was_table = is_shadow_present_pte(iter->old_spte);
-	kvm_pfn_t pfn = (huge_pte & PTE_PFN_MASK) >> PAGE_SHIFT;
+	kvm_pfn_t pfn = host_pte_pfn(huge_pte) & -KVM_PAGES_PER_HPAGE(iter->level);
 	u64 spte;
 
 	spte = make_populate_spte(p->kvm, root, p->slot, iter->level, iter->gfn,
-				  pfn & -KVM_PAGES_PER_HPAGE(iter->level), writable);
+				  pfn, writable);
 
 	if (kvm_tdp_mmu_set_spte_atomic(p->kvm, iter, spte))
 		return -EBUSY;
@@ -663,7 +719,7 @@ static int look_at_host(struct kvm_tdp_populate *p, struct region *r)
 
 	/* Dirty pages are logged, as ever, one by one. */
 	if (r->m.level > PG_LEVEL_4K && !kvm_slot_dirty_track_enabled(slot) &&
-	    is_host_pte_plain(r->m.huge_pte))
+	    is_host_pte_usable(p, r->m.huge_pte))
 		r->level = kvm_mmu_max_slot_level(slot, r->start, r->m.level);
 
 	if (r->level > PG_LEVEL_4K) {
@@ -812,8 +868,8 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 		return -EAGAIN;
 
 	/* These may change whenever mmu_lock is dropped. */
-	p->template[0] = 0;
-	p->template[1] = 0;
+	memset(p->template, 0, sizeof(p->template));
+	memset(p->dax_template, 0, sizeof(p->dax_template));
 	p->plain_pte[0] = ~0ull;
 	p->plain_pte[1] = ~0ull;
 	p->checked = HOST_PTE_CHECKED | host_write_mask();
@@ -866,6 +922,11 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 		if (++looks == LOOKS_PER_LOCK ||
 		    (r.installed && r.leaf_level == PG_LEVEL_4K))
 			break;
+	}
+
+	if (p->pgmap) {
+		put_dev_pagemap(p->pgmap);
+		p->pgmap = NULL;
 	}
 
 	if (absent)

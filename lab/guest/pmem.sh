@@ -1,0 +1,12 @@
+# Sourced in machine "pmem": two file systems with DAX, and a device that is all DAX.
+for module in nd_e820 nd_pmem dax_pmem device_dax; do
+	modprobe "$module" || fail "no module $module"
+done
+udevadm settle --timeout=60
+mkfs.ext4 -q -b 4096 -E stride=512,stripe_width=512 /dev/pmem0 || fail 'no ext4'
+mkfs.xfs -q -d agcount=2,su=2m,sw=1 -l size=64m,su=4k /dev/pmem1 || fail 'no xfs'
+for disk in ext4:/dev/pmem0 xfs:/dev/pmem1; do
+	mkdir -p "/tmp/${disk%%:*}"
+	mount -t "${disk%%:*}" -o dax=always "${disk#*:}" "/tmp/${disk%%:*}" || fail "no DAX on $disk"
+done
+ndctl create-namespace -f -e namespace2.0 --mode=devdax --align=2M >/dev/null || fail 'no DAX device'
