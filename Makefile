@@ -10,7 +10,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken model test-debug cover test-tools tools demo qemu test-qemu bench bench-locking lab docs lint clean
+	stress fuzz test-broken model test-debug cover test-tools tools demo qemu test-qemu bench bench-dax bench-locking lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -84,6 +84,9 @@ test-qemu: build/.setup ## run the tests that these patches add to QEMU's, in a 
 
 bench: build/.setup ## count instructions a page with stock modules and with ours, against targets
 	@$(lab) bench
+
+bench-dax: build/.setup ## count instructions a page of a guest's first pass over a vNVDIMM, stock and ours
+	@$(lab) bench-dax $(ARGS)
 
 bench-locking: build/.setup ## time what a vCPU's fault waits for while the host changes much memory [ARGS='--modes alone']
 	@$(lab) bench-locking $(ARGS)

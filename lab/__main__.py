@@ -16,7 +16,7 @@ from lab.error import LabError
 from lab.machine import ept, npt, runs
 from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
-from lab.measure import bench, locking
+from lab.measure import bench, dax, locking
 from lab.source import docs, refresh, series, tree
 
 Target = Callable[[argparse.Namespace], int | None]
@@ -137,6 +137,7 @@ def parser() -> argparse.ArgumentParser:
     text = "show which lines of the series its tests execute"
     cover.configure(add("cover", cover.run, text))
     bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
+    dax.configure(add("bench-dax", dax.run, "count them for a vNVDIMM, stock and ours"))
     text = "time what a vCPU's fault waits for, stock and ours"
     locking.configure(add("bench-locking", locking.run, text))
     demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))

@@ -7,12 +7,14 @@
  *
  *	make selftests		# for the headers
  *	gcc -O2 -isystem build/headers/usr/include -o restore integration/restore/restore.c
- *	./restore [-m MIB] [-c] [-r RESETS] FILE [WAY]
+ *	./restore [-m MIB] [-c] [-s] [-4] [-r RESETS] FILE [WAY]
  *
  * If there is no FILE, a guest is run to make it: -m MIB of memory, 64 by default.
- * With -c, FILE is dropped from the page cache first.  With -r, the memory is then reset
- * to the snapshot with MADV_DONTNEED, and the guest is run again.  What the kernel can't
- * do is left out.  The output is a JSON object for each run.
+ * With -c, FILE is dropped from the page cache first.  With -s, the mapping is shared: what
+ * the guest writes, which is what is there already, goes to the file, as of a vNVDIMM.  With
+ * -4, the mapping has no huge pages.  With -r, the memory is then reset to the snapshot with
+ * MADV_DONTNEED, and the guest is run again.  What the kernel can't do is left out.  The
+ * output is a JSON object for each run.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -71,6 +73,7 @@ asm(".pushsection .rodata\n.code32\nguest:\n"
     "2:	out %al, $0x11\nguest_end:\n.code64\n.popsection\n");
 
 static int kvm_fd, vm_fd, vcpu_fd, vm_stats, vcpu_stats;
+static int cold, shared, small, resets;
 static struct kvm_run *vcpu;
 
 static void check(int ok, const char *what)
@@ -216,7 +219,7 @@ static void populate(enum how how, uint64_t pages)
 	}
 }
 
-static void restore(const struct way *way, int fd, uint64_t pages, int cold, int resets)
+static void restore(const struct way *way, int fd, uint64_t pages)
 {
 	uint64_t start, cpu, prepared, checked, written, check_faults, write_faults, zapped;
 	struct iovec iov = { (char[1]){}, 1 };
@@ -227,10 +230,13 @@ static void restore(const struct way *way, int fd, uint64_t pages, int cold, int
 		if (preadv2(fd, &iov, 1, 0, RWF_NOWAIT) == 1)
 			errx(1, "-c: the file stays in the page cache; is it on tmpfs?");
 	}
+	/* Nothing is dirty, so that each way finds the same. */
+	check(!shared || !fsync(fd), "fsync");
 	create(way->features);
 	start = now();
 	cpu = clock();
-	mem = map(pages * PAGE, MAP_PRIVATE, fd);
+	mem = map(pages * PAGE, shared ? MAP_SHARED : MAP_PRIVATE, fd);
+	check(!small || !madvise(mem, pages * PAGE, MADV_NOHUGEPAGE), "madvise");
 	set_memory(1, MEM_GPA, mem, pages * PAGE);
 	for (int i = 0; i <= resets; i++) {
 		check(!way->advice || !madvise(mem, pages * PAGE, way->advice), "madvise");
@@ -238,7 +244,7 @@ static void restore(const struct way *way, int fd, uint64_t pages, int cold, int
 		prepared = now();
 		check_faults = run(guest_check, pages, 1, STAMP);
 		checked = now();
-		write_faults = run(guest, pages, WRITE_STEP, ~STAMP);
+		write_faults = run(guest, pages, WRITE_STEP, shared ? STAMP : ~STAMP);
 		written = now();
 		cpu = clock() - cpu;
 		zapped = mapped();
@@ -290,12 +296,14 @@ static int in_child(void)
 
 int main(int argc, char **argv)
 {
-	int opt, fd, cold = 0, resets = 0, done = 0;
+	int opt, fd, done = 0;
 	uint64_t mib = 64;
 	off_t size;
 
-	while ((opt = getopt(argc, argv, "m:cr:")) != -1) {
+	while ((opt = getopt(argc, argv, "m:cs4r:")) != -1) {
 		cold |= opt == 'c';
+		shared |= opt == 's';
+		small |= opt == '4';
 		mib *= opt != '?';
 		if (opt == 'm')
 			mib = strtoul(optarg, NULL, 0);
@@ -303,7 +311,7 @@ int main(int argc, char **argv)
 			resets = atoi(optarg);
 	}
 	if (optind >= argc || !mib || mib > 1024 || resets < 0)
-		errx(1, "usage: restore [-m MIB (1 to 1024)] [-c] [-r RESETS] FILE [WAY]");
+		errx(1, "usage: restore [-m MIB (1 to 1024)] [-c] [-s] [-4] [-r RESETS] FILE [WAY]");
 	kvm_fd = open("/dev/kvm", O_RDWR);
 	check(kvm_fd >= 0, "/dev/kvm (are KVM's modules loaded, and may you use it?)");
 	fd = open(argv[optind], O_RDWR | O_CREAT, 0600);
@@ -314,7 +322,7 @@ int main(int argc, char **argv)
 		errx(1, "%s is not of %lu MiB: remove it, or use another -m", argv[optind], mib);
 	for (const struct way *way = ways; way->name; way++) {
 		if (wanted(way, argv[optind + 1]) && ++done && in_child())
-			restore(way, fd, mib << 8, cold, resets);
+			restore(way, fd, mib << 8);
 	}
 	return done ? 0 : (warnx("no such way, or none that this kernel can do"), 1);
 }

@@ -18,6 +18,9 @@ WRITE_STEP = 8
 
 CACHES = ("warm", "cold")
 _MIB = 64
+_TITLES = {
+    cache: f"Restoring {_MIB} MiB from a snapshot file, page cache {cache}" for cache in CACHES
+}
 
 _LABELS = {
     "plain": "mmap() only",
@@ -79,11 +82,10 @@ def figures(logs: Mapping[tuple[str, str], str]) -> list[Run]:
     return found
 
 
-def show(runs: Sequence[Run]) -> None:
-    """Print a table for each state of the page cache."""
+def show(runs: Sequence[Run], titles: Mapping[str, str] = _TITLES, note: str = NOTE) -> None:
+    """Print a table for each state of the page cache, or whatever runs differ in."""
     out = stdout()
-    for cache in CACHES:
-        title = f"Restoring {_MIB} MiB from a snapshot file, page cache {cache}"
+    for cache, title in titles.items():
         heads = ("prepare", "check", "write", "CPU", "faults: check", "write")
         made = table(title, ("way", "modules"), heads)
         for run in sorted((r for r in runs if r["cache"] == cache), key=_order):
@@ -92,7 +94,7 @@ def show(runs: Sequence[Run]) -> None:
             pages = (f"{time / run['pages']:,.0f}" for time in times)
             made.add_row(_LABELS[run["way"]], run["modules"], *pages, *faults)
         out.print(made)
-    out.print(NOTE, soft_wrap=True)
+    out.print(note, soft_wrap=True)
 
 
 def _order(run: Run) -> tuple[int, bool]:
