@@ -9,8 +9,8 @@ stamp=build/.setup
 packages='
 bc binutils bison bpftrace busybox-static ccache cpio debhelper
 dh-dkms e2fsprogs file flex gcc gcc-12 git iproute2 isolinux kmod libc6-dev libelf-dev
-libssl-dev linux-perf make mmdebstrap ndctl pahole patch perl procps python3 python3-venv
-qemu-system-x86 qemu-utils quilt rsync sparse spin syslinux-common udev xfsprogs xorriso
+libssl-dev linux-perf make mmdebstrap pahole patch perl procps python3 python3-venv
+qemu-system-x86 qemu-utils quilt rsync sparse spin syslinux-common udev xorriso
 xz-utils'
 
 die() {

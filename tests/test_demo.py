@@ -45,6 +45,17 @@ def _case(side: str, faults: int = 0, mismatches: int = 0) -> Case:
     return Case("memfd", side, 0, curve, at_end=at_end, pages=9, mismatches=mismatches)
 
 
+class Options(unittest.TestCase):
+    """Of a demo, which its files and its table tell."""
+
+    def test_names_and_titles(self) -> None:
+        job = Job("precopy", ["memfd"], 512, 1, "", "", "")
+        self.assertEqual((job.name, job.how), ("precopy", ""))
+        other = Job("precopy", ["memfd"], 512, 1, "", "", "", toggle=True, dirty_ring=4096)
+        self.assertEqual(other.name, "precopy-toggle-ring")
+        self.assertIn("rings of 4096 entries", other.how)
+
+
 class Repetition(unittest.TestCase):
     """Of cases, and what must not be repeated."""
 

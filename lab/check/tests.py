@@ -216,7 +216,7 @@ SKIPS = (
     Skip("fail", "No /proc/thread-self/fail-nth", "faults"),
     Skip("fail", "enable", "off"),
     Skip("assigned", "needs a device that is bound to vfio-pci", "device"),
-    Skip("dax", "needs a file system with dax=always, or a DAX device", "dax"),
+    Skip("dax", "needs DAX memory that may be overwritten", "dax"),
     Skip("giant", "needs a free huge page of 1GiB", "giant page"),
     Skip("level", "needs EPT of 5 levels", "unknown level"),
     Skip("reach", "needs more than 48 bits of physical address", "reach"),
@@ -314,7 +314,18 @@ def _seconds(test: Test) -> int:
 def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series that want this one of npt.MACHINES."""
     names = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in ON_MACHINES[kind]}
-    return [test for test in ours(wanted) if test.name in names]
+    chosen = [test for test in ours(wanted) if test.name in names]
+    return [*chosen, *map(_without_page_map, chosen)] if kind == "pmem" else chosen
+
+
+def _without_page_map(test: Test) -> Test:
+    """Return the part of a test that is about devices which are being removed."""
+    script = (
+        '. "$LAB_GUEST/modules.sh"; put "$1" && "$0" "no page map"; s=$?; '
+        f"rmmod lab_pagemap || s=1; [ $s != {_SKIPPED} ] || s=1; exit $s"
+    )
+    argv = ("sh", "-c", script, *test.argv, str(probes.PAGEMAP))
+    return replace(test, name=f"{test.name}, no page map", argv=argv)
 
 
 def by_parameter(wanted: Sequence[str] = ()) -> list[Test]:
@@ -363,7 +374,7 @@ def unknown_level(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the test of page tables whose levels are not known yet, on a CPU that has such."""
     script = (
         '. "$LAB_GUEST/modules.sh"; put "$1" && reload kvm_intel && "$0"; s=$?; '
-        f"rmmod lab_level; reload kvm_intel; [ $s != {_SKIPPED} ] || s=1; exit $s"
+        f"rmmod lab_level && reload kvm_intel || s=1; [ $s != {_SKIPPED} ] || s=1; exit $s"
     )
     return [
         replace(

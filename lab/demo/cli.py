@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     text = "have the guest map and unmap a PCI BAR, i.e. a memslot, all the time"
     parser.add_argument("--toggle", action="store_true", help=text)
-    text = f"learn what is dirty from a ring per vCPU; a power of two, {min(RINGS)} or more"
+    text = f"have each vCPU tell of what is dirty in a ring; 2^n, {min(RINGS)} to {max(RINGS)}"
     parser.add_argument("--dirty-ring", type=int, default=0, metavar="ENTRIES", help=text)
     parser.add_argument("--stock", action="store_true", help="Debian's KVM in both columns")
 
@@ -90,11 +90,11 @@ def _run(args: argparse.Namespace) -> int:
         timeout=_BOOT_SECONDS + _CASE_SECONDS * cases,
         tries=3,
     ).status
-    demo = _result_of(job.mode, cases)
+    demo = _result_of(job.name, cases)
     if not (args.stock or demo.has_parameter):
         raise LabError("the KVM in the lab machine has no global_tdp: make modules")
     met = report.show(demo)
-    _draw(demo)
+    _draw(demo, job.name)
     return status if met else 1
 
 
@@ -150,15 +150,15 @@ def _job(args: argparse.Namespace) -> Job:
 
 def _command(job: Job) -> str:
     """Write the job down and return what runs it."""
-    wanted, result = DIRECTORY / "job.json", DIRECTORY / f"{job.mode}.json"
+    wanted, result = DIRECTORY / "job.json", DIRECTORY / f"{job.name}.json"
     job.save(wanted)
     result.unlink(missing_ok=True)
     words = (VENV_BIN / "python", "-B", "-m", "lab.demo.inside", wanted, result)
     return shlex.join(str(word) for word in words)
 
 
-def _result_of(mode: str, cases: int) -> Demo:
-    path = DIRECTORY / f"{mode}.json"
+def _result_of(name: str, cases: int) -> Demo:
+    path = DIRECTORY / f"{name}.json"
     if not path.exists():
         raise LabError("the demo did not begin in the lab machine; see its output above")
     demo = Demo.load(path)
@@ -170,8 +170,8 @@ def _result_of(mode: str, cases: int) -> Demo:
     return demo
 
 
-def _draw(demo: Demo) -> None:
-    picture, samples = (DIRECTORY / f"{demo.mode}.{kind}" for kind in ("png", "json"))
+def _draw(demo: Demo, name: str) -> None:
+    picture, samples = (DIRECTORY / f"{name}.{kind}" for kind in ("png", "json"))
     plot.draw(demo, picture)
     print(f"figure: {picture.relative_to(ROOT)}; samples: {samples.relative_to(ROOT)}")
 

@@ -62,6 +62,19 @@ class Job:
     """Entries of each vCPU's, to learn from what is dirty; 0: from the dirty log."""
 
     @property
+    def name(self) -> str:
+        """Of its files: others than those of the same mode with other options."""
+        return self.mode + "-toggle" * self.toggle + "-ring" * bool(self.dirty_ring)
+
+    @property
+    def how(self) -> str:
+        """What was asked for beside the mode."""
+        told = ["memslots that come and go"] * self.toggle
+        if self.dirty_ring:
+            told.append(f"dirty rings of {self.dirty_ring} entries")
+        return ", ".join(told)
+
+    @property
     def sides(self) -> list[Side]:
         """What is compared."""
         if not self.patched:
@@ -133,6 +146,9 @@ class Demo:
     mem_mib: int
     release: str = ""
     qemu: str = ""
+    how: str = ""
+    """As Job.how."""
+
     has_parameter: bool = True
     """False: this kvm.ko has no global_tdp, all sides are stock."""
 

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 def main() -> int:
     """Run the job; what failed stands in the file too."""
     job, path = Job.load(Path(sys.argv[1])), Path(sys.argv[2])
-    demo = Demo(job.mode, job.mem_mib, os.uname().release)
+    demo = Demo(job.mode, job.mem_mib, os.uname().release, how=job.how)
     if path.exists():
         demo = Demo.load(path)
         if demo.error:

@@ -114,6 +114,8 @@ def _table(demo: Demo, found: list[Pair]) -> Table:
     runs = len(found[0].sides[OFF])
     title = f"{demo.mode} of a {demo.mem_mib} MiB guest, seen from its destination"
     note = f"{demo.release}; {demo.qemu}; all emulated: compare times only side by side"
+    if demo.how:
+        title += f"; {demo.how}"
     if runs > 1:
         note += f"; medians of {runs} runs (least-most)"
     table = Table(title=title, caption=note)

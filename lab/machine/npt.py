@@ -29,7 +29,7 @@ from lab.machine.result import Command, Ended, Run, Stream
 from lab.make import probes
 from lab.paths import BUILD, ROOT, VENV_BIN
 from lab.source import debian
-from lab.source.unpacked import Qemu
+from lab.source.unpacked import Qemu, Unpacked
 
 BOOT_SECONDS = heartbeat.BOOT_SECONDS
 STILL = "the emulated machine stands still"
@@ -52,6 +52,9 @@ class Machine:
     prepare: str = ""
     """A script of lab/guest that comes before the commands to run."""
 
+    least_mib: int = 0
+    """Of memory: some kinds have what they are about at the end of it."""
+
     cpus: int = 2
     """For the commands. There is one more, the first, for all else: on that the emulator
     loses changes that SVM makes while others run, which first_cpu.c explains."""
@@ -72,6 +75,7 @@ MACHINES = {
     "pmem": Machine(
         kernel="memmap=256M!4G memmap=512M!0x110000000 memmap=128M!0x130000000",
         prepare="pmem.sh",
+        least_mib=4096,
     ),
 }
 """Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
@@ -95,6 +99,10 @@ TURNS = "-accel tcg,thread=single"
 """For machines without what the defects of threads take: a first CPU that nobody uses, and
 lab_breakpoint.ko."""
 
+
+PMEM_TOOLS = Unpacked("pmem", ("ndctl", "xfsprogs"))
+"""Installed, they would change how this machine boots."""
+_PMEM_PROGRAMS = {"ndctl": "usr/bin/ndctl", "mkfs.xfs": "usr/sbin/mkfs.xfs"}
 
 QEMU = Qemu("emulator", backports=True)
 """The newest that Debian has made for its stable release. That of Debian 12 loses interrupts
@@ -143,6 +151,8 @@ def run(
     results, too. LabError: it does not boot, or a module does not load.
     """
     kind = MACHINES[machine]
+    if _mib(mem) < kind.least_mib:
+        raise LabError(f"--mem {mem}: machine {machine} wants {kind.least_mib} MiB or more")
     count = turns if icount else cpus or kind.cpus
     chosen = {"stock": stock, "checked": checked, "kvm": kvm}
     listed = "" if image else modules.to_load("kvm_amd", params, swap=swap, **chosen)
@@ -153,6 +163,7 @@ def run(
         "beats": "" if icount or image else "yes",
         "cpus": "" if icount else f"1-{count}",
         "prepare": kind.prepare,
+        "tools": str(_pmem_tools()) if machine == "pmem" else "",
         "swap": runs.SWAP if swap else "",
     }
     accelerator = _ICOUNT if icount else THREADS
@@ -186,6 +197,23 @@ def run(
     except _BreakpointError as error:
         print(f"lab: {error}; see lab/README.md; another is started", file=sys.stderr)
         return boot(runs.new_directory())
+
+
+def _mib(mem: str) -> int:
+    """Return how many MiB QEMU takes a size for."""
+    number, unit = (mem[:-1], mem[-1].upper()) if mem[-1:].isalpha() else (mem, "M")
+    if not number.isdecimal() or unit not in "MG":
+        raise LabError(f"--mem {mem}: a number, and M or G")
+    return int(number) << (10 * (unit == "G"))
+
+
+def _pmem_tools() -> Path:
+    """Return a directory with what makes DAX of persistent memory."""
+    PMEM_TOOLS.ensure()
+    for name, program in _PMEM_PROGRAMS.items():
+        if not (PMEM_TOOLS.root / name).exists():
+            PMEM_TOOLS.write_script(PMEM_TOOLS.root / name, program)
+    return PMEM_TOOLS.root
 
 
 def command(

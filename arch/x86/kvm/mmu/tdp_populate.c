@@ -25,6 +25,7 @@
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/pgtable.h>
+#include <asm/memtype.h>
 
 /*
  * The bits of a host PTE that decide whether, and how, its page may be mapped.
@@ -128,19 +129,22 @@ static u64 host_write_mask(void)
 	return _PAGE_RW | (kvm_ad_enabled() ? 0 : _PAGE_DIRTY);
 }
 
+static bool is_host_pte_dax(u64 pte)
+{
+	return pte & _PAGE_DEVMAP;
+}
+
+/* DAX is never swapped, and KVM does not mark its pages dirty. */
 static bool is_host_pte_writable(u64 pte)
 {
-	return (pte & host_write_mask()) == host_write_mask();
+	const u64 mask = is_host_pte_dax(pte) ? _PAGE_RW : host_write_mask();
+
+	return (pte & mask) == mask;
 }
 
 static bool is_host_pte_plain(u64 pte)
 {
 	return (pte & HOST_PTE_CHECKED & ~(u64)_PAGE_RW) == HOST_PTE_PLAIN;
-}
-
-static bool is_host_pte_dax(u64 pte)
-{
-	return pte & _PAGE_DEVMAP;
 }
 
 static kvm_pfn_t host_pte_pfn(u64 pte)
@@ -155,10 +159,16 @@ static kvm_pfn_t host_pte_pfn(u64 pte)
  * PTEs first, i.e. notifies.  What does not is the removal of a device beneath a
  * mounted file system, if the latter does not care: PTEs stay, but GUP refuses to
  * follow them, as the device has no live page map.  So ask for that, and keep it
- * until the SPTEs are in place.
+ * until the SPTEs are in place: they come before the device's pages go.
+ *
+ * With PAT, a PTE that is plain otherwise says that the device's memory is cached,
+ * i.e. no MMIO, so SPTEs are as those of other pages; without, leave DAX alone.
  */
 static bool has_live_pagemap(struct kvm_tdp_populate *p, u64 pte)
 {
+	if (!pat_enabled())
+		return false;
+
 	p->pgmap = get_dev_pagemap(host_pte_pfn(pte), p->pgmap);
 
 	return p->pgmap && (p->pgmap->type == MEMORY_DEVICE_FS_DAX ||
@@ -246,55 +256,36 @@ static bool is_populated_writable(struct kvm_tdp_populate *p, u64 pte)
 /*
  * Make the template for PTEs like the given one, which is_host_pte_usable().  All
  * but the pfn is the same for all pages of a memslot, for as long as mmu_lock is
- * held, but for DAX: without PAT, KVM takes a device's pages for MMIO.
+ * held.
  */
-static u64 make_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-			 gfn_t gfn, u64 pte)
+static void make_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			  gfn_t gfn, u64 pte)
 {
 	const bool writable = is_populated_writable(p, pte);
+	const bool rw = is_host_pte_writable(pte);
 	kvm_pfn_t pfn = host_pte_pfn(pte);
 	u64 spte;
 
 	spte = make_populate_spte(p->kvm, root, p->slot, PG_LEVEL_4K, gfn, pfn, writable);
-	return spte ^ ((u64)pfn << PAGE_SHIFT);
-}
-
-static void make_plain_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-				gfn_t gfn, u64 pte)
-{
-	const bool rw = is_host_pte_writable(pte);
-
-	p->template[rw] = make_template(p, root, gfn, pte);
-	if (!is_populated_writable(p, pte) || !p->tracked)
-		p->plain_pte[rw] = HOST_PTE_PLAIN | (pte & host_write_mask());
-}
-
-static u64 find_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-			 gfn_t gfn, u64 pte)
-{
-	const bool rw = is_host_pte_writable(pte);
-
-	if (is_host_pte_dax(pte)) {
-		if (!p->dax_template[rw])
-			p->dax_template[rw] = make_template(p, root, gfn, pte);
-		return p->dax_template[rw];
-	}
-
-	if (!p->template[rw])
-		make_plain_template(p, root, gfn, pte);
-	return p->template[rw];
+	p->template[rw] = spte ^ ((u64)pfn << PAGE_SHIFT);
+	if (!writable || !p->tracked)
+		p->plain_pte[rw] = HOST_PTE_PLAIN |
+				   (rw ? host_write_mask() : pte & host_write_mask());
 }
 
 /* The SPTE for a host PTE that the template does not fit as is. */
 static noinline u64 make_one(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 			     gfn_t gfn, u64 pte)
 {
+	const bool rw = is_host_pte_writable(pte);
 	u64 spte;
 
 	if (!(pte & _PAGE_PRESENT) || !is_host_pte_usable(p, pte))
 		return SHADOW_NONPRESENT_VALUE;
 
-	spte = find_template(p, root, gfn, pte) | (pte & PTE_PFN_MASK);
+	if (!p->template[rw])
+		make_template(p, root, gfn, pte);
+	spte = p->template[rw] | (pte & PTE_PFN_MASK);
 
 	/*
 	 * Shadow pages can be neither created nor synchronized while mmu_lock
@@ -379,7 +370,7 @@ static bool try_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 	if (p->template[rw] || !is_host_pte_plain(pte))
 		return false;
 
-	make_plain_template(p, root, gfn, pte);
+	make_template(p, root, gfn, pte);
 	return p->plain_pte[rw] == (pte & p->checked);
 }
 
@@ -868,8 +859,8 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 		return -EAGAIN;
 
 	/* These may change whenever mmu_lock is dropped. */
-	memset(p->template, 0, sizeof(p->template));
-	memset(p->dax_template, 0, sizeof(p->dax_template));
+	p->template[0] = 0;
+	p->template[1] = 0;
 	p->plain_pte[0] = ~0ull;
 	p->plain_pte[1] = ~0ull;
 	p->checked = HOST_PTE_CHECKED | host_write_mask();

@@ -36,8 +36,7 @@ struct kvm_tdp_populate {
 
 	/* 4KiB SPTEs less the pfn, by whether the PTE is writable; 0 if not yet made. */
 	u64 template[2];
-	/* Those of DAX, and the page map of the last such page while mmu_lock is held. */
-	u64 dax_template[2];
+	/* The page map of the last DAX page, while mmu_lock is held. */
 	struct dev_pagemap *pgmap;
 	/* The bits of a host PTE that matter, and what they are if the template fits. */
 	u64 checked;

@@ -5,11 +5,12 @@
  * truncates, punches, shares, cleans, or loses it, and the blocks get another owner;
  * and that what the guest writes is in the file, and known to have to be flushed.
  *
- * Wants file systems that are mounted with dax=always from devices that are named
- * pmem, with room for a few MiB, and /dev/dax*; all kinds that it finds are tested.
+ * It overwrites a DAX device, fills a file system and notes bad blocks of its disk, so
+ * it wants to be told which: GLOBAL_TDP_DAX has the paths, separated by a space, of
+ * devices with an alignment of 2MiB, and of where file systems of /dev/pmem* are
+ * mounted with dax=always.
  */
 #include <fcntl.h>
-#include <glob.h>
 #include <limits.h>
 #include <mntent.h>
 #include <pthread.h>
@@ -44,6 +45,10 @@
 #define ROUNDS		4
 
 #define MAX_KINDS	8
+#define PATHS		"GLOBAL_TDP_DAX"
+
+/* Of the test that takes a kernel where no device has a live page map. */
+#define NO_PAGE_MAP	"no page map"
 
 /* Where there is DAX memory. */
 struct kind {
@@ -508,12 +513,27 @@ static bool test_unbound(const struct kind *kind, bool huge)
 	return true;
 }
 
+/*
+ * As a device is being removed, GUP does not follow what still maps its pages.  Such a
+ * moment is too short, and beneath a file system the kernel's last: it takes a probe.
+ */
+static bool test_no_page_map(const struct kind *kind, bool huge)
+{
+	struct env env;
+
+	env_create_stamped(&env, kind, huge);
+	check_absent(&env, 0, NR_PAGES);
+	env_destroy(&env);
+	return true;
+}
+
 /* Where a test makes sense. */
 enum where {
 	ANY,
 	FILES,
 	XFS_FILES,
 	DEVICES,
+	IF_ASKED_FOR,
 };
 
 static const struct dax_test {
@@ -531,10 +551,15 @@ static const struct dax_test {
 	{ "shared", test_shared, XFS_FILES },
 	{ "media error", test_media_error, FILES },
 	{ "unbound", test_unbound, DEVICES },
+	{ NO_PAGE_MAP, test_no_page_map, IF_ASKED_FOR },
 };
 
-static bool makes_sense(const struct dax_test *test, const struct kind *kind, bool huge)
+static bool makes_sense(const struct dax_test *test, const struct kind *kind, bool huge,
+			const char *part)
 {
+	if (test->where == IF_ASKED_FOR)
+		return part && !strcmp(part, test->name) && (huge || kind->is_file);
+
 	/* Devices have huge pages only. */
 	if (!kind->is_file)
 		return huge && (test->where == ANY || test->where == DEVICES);
@@ -556,7 +581,8 @@ static int run_tests(const char *part, bool count)
 			for (huge = 0; huge < 2; huge++) {
 				snprintf(name, sizeof(name), "%.15s, %s: %.32s", kind->name,
 					 huge ? "huge pages" : "small pages", test->name);
-				if (!makes_sense(test, kind, huge) || !gtdp_is_chosen(name, part))
+				if (!makes_sense(test, kind, huge, part) ||
+				    !gtdp_is_chosen(name, part))
 					continue;
 
 				nr++;
@@ -572,47 +598,52 @@ static int run_tests(const char *part, bool count)
 	return nr;
 }
 
-static void add_kind(const char *name, const char *path, const char *disk)
-{
-	struct kind *kind = &kinds[nr_kinds++];
-
-	TEST_ASSERT(nr_kinds <= MAX_KINDS, "More DAX memory than expected");
-	snprintf(kind->name, sizeof(kind->name), "%s", name);
-	snprintf(kind->path, sizeof(kind->path), "%s", path);
-	snprintf(kind->disk, sizeof(kind->disk), "%s", disk ?: "");
-	kind->is_file = disk;
-}
-
-static void find_kinds(void)
+static void add_file_system(struct kind *kind)
 {
 	FILE *mounts = setmntent("/proc/mounts", "r");
 	struct mntent *entry;
-	glob_t devices;
-	size_t i;
 
 	TEST_ASSERT(mounts, "No /proc/mounts");
 	while ((entry = getmntent(mounts))) {
-		if (!strncmp(entry->mnt_fsname, "/dev/pmem", 9) &&
-		    strstr(entry->mnt_opts, "dax=always"))
-			add_kind(entry->mnt_type, entry->mnt_dir, entry->mnt_fsname + 5);
+		if (strcmp(entry->mnt_dir, kind->path))
+			continue;
+
+		TEST_ASSERT(strstr(entry->mnt_opts, "dax=always"), "No DAX: %s", kind->path);
+		snprintf(kind->name, sizeof(kind->name), "%s", entry->mnt_type);
+		snprintf(kind->disk, sizeof(kind->disk), "%s", basename(entry->mnt_fsname));
 	}
 	endmntent(mounts);
+	TEST_ASSERT(kind->name[0], "Not where a file system is mounted: %s", kind->path);
+}
 
-	if (!glob("/dev/dax*", 0, NULL, &devices)) {
-		for (i = 0; i < devices.gl_pathc; i++)
-			add_kind("device", devices.gl_pathv[i], NULL);
-		globfree(&devices);
+static void find_kinds(const char *paths)
+{
+	char *list = strdup(paths), *path, *next = list;
+	struct kind *kind;
+	struct stat st;
+
+	while ((path = strsep(&next, " "))) {
+		TEST_ASSERT(nr_kinds < MAX_KINDS, "More than %d kinds", MAX_KINDS);
+		kind = &kinds[nr_kinds++];
+		TEST_ASSERT(!stat(path, &st), "No %s", path);
+		snprintf(kind->path, sizeof(kind->path), "%s", path);
+		kind->is_file = S_ISDIR(st.st_mode);
+		if (kind->is_file)
+			add_file_system(kind);
+		else
+			snprintf(kind->name, sizeof(kind->name), "device");
 	}
+	free(list);
 }
 
 int main(int argc, char *argv[])
 {
-	const char *part = argc > 1 ? argv[1] : NULL;
+	const char *part = argc > 1 ? argv[1] : NULL, *paths = getenv(PATHS);
 	int nr;
 
 	gtdp_require(GTDP_ALL);
-	find_kinds();
-	__TEST_REQUIRE(nr_kinds, "needs a file system with dax=always, or a DAX device");
+	__TEST_REQUIRE(paths, "needs DAX memory that may be overwritten in " PATHS);
+	find_kinds(paths);
 
 	nr = run_tests(part, true);
 	TEST_ASSERT(nr, "No test has '%s' in its name", part);
