@@ -77,13 +77,22 @@ MACHINES = {
         prepare="pmem.sh",
         least_mib=4096,
     ),
+    "2nodes": Machine(
+        options=" ".join(
+            f"-object memory-backend-ram,id=node{node},size=2G"
+            f" -numa node,nodeid={node},memdev=node{node},cpus={cpus}"
+            for node, cpus in enumerate(("0-4", "5-8"))
+        ),
+        cpus=8,
+    ),
 }
 """Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
 VM's tables have as many levels as the host's own: five, unless it is told to use four. Four
 reach 48 bits, but memslots may be above that. That machine has a huge page of 1 GiB, too,
 reserved before anybody has the memory: later, the kernel zeroes all of it in one go, which
 takes too long. An IOMMU, and a device in a group of its own, is what VFIO takes to assign one
-to a VM. Persistent memory is what lies behind 4 GiB: the kernel is told that it is such."""
+to a VM. Persistent memory is what lies behind 4 GiB: the kernel is told that it is such. Two
+nodes have 2 GiB each: --mem is to be 4G, as it is by default."""
 
 _UNUSED = (
     "aesni_intel,ahci,evdev,ghash_clmulni_intel,i2c_i801,i6300esb,iTCO_wdt,lpc_ich,pcspkr,"
@@ -246,7 +255,7 @@ def add_machine(command: argparse.ArgumentParser, default: str | None = "default
         choices=MACHINES,
         default=default,
         help="with physical addresses of 52 bits, 4 levels of page tables and a huge page of"
-        " 1 GiB, an IOMMU, 4 CPUs, or persistent memory",
+        " 1 GiB, an IOMMU, 4 CPUs, persistent memory, or 8 CPUs and two nodes",
     )
 
 

@@ -1,0 +1,711 @@
+"""make bench-scale: what large VMs cost, by a model, which is checked where it can be.
+
+Two emulated machines, our modules, global_tdp_scale_bench:
+
+    count     one CPU under -icount: instructions, memory, acquisitions of mmu_lock, at small
+              sizes, which the model is made of, and at large ones, which it is to predict
+    threads   eight CPUs, two nodes: acquisitions by up to eight threads at once, whose number
+              the model says is the same as by one; and on which node page tables are
+
+Large is what takes addresses only: memory that is in many memslots, or in none. Nothing is
+judged by time.
+"""
+
+import argparse
+import json
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab import show
+from lab.check import report
+from lab.check.outcome import State
+from lab.error import LabError
+from lab.machine import npt
+from lab.machine.result import TIMED_OUT
+from lab.make import modules, selftests
+from lab.paths import BUILD, ROOT, SELFTESTS
+from lab.shell import console
+from lab.source import debian
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DIRECTORY = BUILD / "scale"
+PROGRAM = SELFTESTS / "x86_64" / "global_tdp_scale_bench"
+TRACER = Path(__file__).with_name("scale.bt")
+DOCUMENT = ROOT / "docs" / "scale.md"
+RECORD = ROOT / "docs" / "scale.json"
+"""What DOCUMENT's tables and PLOT are made of."""
+PLOT = ROOT / "images" / "scale.png"
+
+TIB = 1024
+"""GiB."""
+REGIONS = 512
+"""Of 2 MiB, in a GiB."""
+PAGES = REGIONS * 512
+MAX_SLOT_GIB = 8 * TIB
+"""A memslot has fewer than 2^31 pages (KVM_MEM_MAX_NR_PAGES)."""
+
+BOUND = 5
+"""Per cent that a prediction may be off by."""
+
+NOT_UNDERSTOOD = ("create a memslot, 1 TiB", "zap what is awaited, 1 TiB")
+"""Checks that were off, by less CPU time than the loop that marks regions has instructions:
+they are told apart, and are failures as any other."""
+
+DRIFT = 5
+"""Per cent that an input may be off what RECORD has."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Runs of the program, under -icount: two whose sizes the model knows, and others."""
+
+    name: str
+    backing: str
+    inputs: tuple[int, int]
+    checks: tuple[int, ...]
+    """In GiB."""
+
+    figures: dict[str, str]
+    """Of those that it prints, by name, what they are."""
+
+
+CASES = (
+    Case(
+        *("vmm", "4k", (1, 4), (8, 16)),
+        {
+            "ns": "populate 4 KiB pages",
+            "again_ns": "look at full tables again",
+            "free_ns": "end the VM, all mapped by 4 KiB",
+            "table_kib": "KiB of page tables, 4 KiB pages",
+        },
+    ),
+    Case(
+        *("follower", "4k", (1, 4), (8,)),
+        {"ns": "follower: 4 KiB pages", "done_ns": "follower: a pass, nothing to do"},
+    ),
+    Case(
+        *("vmm", "thp", (1, 4), (64, 1024)),
+        {
+            "ns": "populate 2 MiB pages",
+            "free_ns": "end the VM, all mapped by 2 MiB",
+            "table_kib": "KiB of page tables, 2 MiB pages",
+        },
+    ),
+    Case(
+        *("follower", "thp", (1, 4), (64,)),
+        {"ns": "follower: 2 MiB pages"},
+    ),
+    Case(
+        *("sparse", "4k", (16, 64), (1024,)),
+        {
+            "call_ns": "KVM_POPULATE_MEMORY, absent memory",
+            "pass_ns": "follower: a pass, absent memory",
+            "create_ns": "create a memslot",
+            "zap_ns": "zap what is awaited",
+            "vmalloc_kib": "KiB of a memslot, with a tracker",
+        },
+    ),
+    Case(
+        *("plain_sparse", "4k", (16, 64), (1024,)),
+        {
+            "create_ns": "create a memslot, without Global TDP",
+            "vmalloc_kib": "KiB of a memslot, without",
+        },
+    ),
+    Case(*("zap", "thp", (4, 64), ()), {"ns": "zap what is mapped by 2 MiB, marked"}),
+    Case(*("unmarked_zap", "thp", (4, 64), ()), {"ns": "the same, without a follower"}),
+)
+
+LOCKS = {
+    ("vmm", "4k", "populate"): 1,
+    ("vmm", "thp", "populate"): 1 / 16,
+    ("follower", "thp", "populate"): 1,
+    ("kernel", "thp", "populate"): 1,
+    ("sparse", "4k", "call"): 1 / 16,
+    ("sparse", "4k", "pass"): 1,
+}
+"""Acquisitions of mmu_lock for read, a region, as the sources have it: one for each new page
+table, one for sixteen regions that need none (LOOKS_PER_LOCK), but one for each look of the
+follower's, which it has at one region. Checked by who counts them."""
+
+TRACED = (
+    ("vmm", "4k", 1),
+    ("vmm", "thp", 1),
+    ("follower", "thp", 1),
+    ("sparse", "4k", 4),
+)
+"""By one thread, with who counts acquisitions: case, backing, GiB."""
+
+THREADED = (
+    *(("vmm", "4k", 4, threads) for threads in (2, 4, 8)),
+    *(("vmm", "thp", 64, threads) for threads in (2, 4, 8)),
+    ("kernel", "thp", 64, 8),
+)
+"""By more: case, backing, GiB, threads. The kernel has as many as there are
+CPUs, and so is asked for eight in the machine that has them only."""
+
+NODES_GIB = 1
+
+MACHINES = ("count", "threads")
+TWO_NODES = "2nodes"
+
+Record = dict[str, int | str]
+"""What one run of the program printed; with what was traced as `calls`, `locks`, `waits`."""
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What no emulator tells. Times are no better than these."""
+
+    ghz: float = 3.0
+    ipc: float = 1.0
+    """Instructions per cycle: it takes no memory that is slow into account."""
+
+    exit_cycles: int = 1200
+    """That a VM exit and entry take, of which the emulator counts two."""
+
+    line_ns: tuple[tuple[int, int], ...] = ((2, 108), (8, 197))
+    """To get a cache line that a CPU of another socket has changed, by nodes: two sockets of
+    Xeon 8375C; of EPYC 7R13. Medians by nviennot/core-to-core-latency, a public benchmark."""
+
+    lock_atomics: int = 2
+    """To acquire mmu_lock for read, and to release it."""
+
+    stat_atomics: tuple[tuple[str, int], ...] = (("4k", 3), ("thp", 2), ("fault", 1))
+    """Others, on lines that all share, by what is mapped, as the sources have it: pages of a
+    size, pages populated, and page tables."""
+
+    fault: int = 3448
+    """Instructions of a fault on a 4 KiB page on stock modules, from docs/costs.md."""
+
+    def ns(self, instructions: float) -> float:
+        """Return how long they take."""
+        return instructions / (self.ipc * self.ghz)
+
+    def transfer(self, nodes: int) -> int:
+        """Return the nanoseconds to get a line from afar."""
+        return dict(self.line_ns)[nodes]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What grows with the memory: so much, and so much more a GiB."""
+
+    fixed: float
+    per_gib: float
+
+    @classmethod
+    def through(cls, small: tuple[float, float], large: tuple[float, float]) -> "Line":
+        """Return the one through two points, of GiB and a figure."""
+        slope = (large[1] - small[1]) / (large[0] - small[0])
+        return cls(small[1] - slope * small[0], slope)
+
+    def at(self, gib: float) -> float:
+        """Return the figure at a size."""
+        return self.fixed + self.per_gib * gib
+
+    @property
+    def per_region(self) -> float:
+        """Return what is added by 2 MiB."""
+        return self.per_gib / REGIONS
+
+
+@dataclass(frozen=True)
+class Check:
+    """A prediction beside what came of a run that is no input of the model."""
+
+    text: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Return by how many per cent the prediction is off."""
+        if not self.measured:
+            return 0 if not self.predicted else float("inf")
+        return (self.predicted / self.measured - 1) * 100
+
+    @property
+    def good(self) -> bool:
+        """Return whether that is within the bound."""
+        return abs(self.error) <= BOUND
+
+
+class Model:
+    """Of what a VM costs, made of what small ones do."""
+
+    def __init__(self, records: Sequence[Record], assumed: Assumptions | None = None) -> None:
+        """LabError: an input is missing."""
+        self.records = records
+        self.assumed = assumed or Assumptions()
+        self.lines = {
+            (case.name, case.backing, figure): Line.through(
+                *((gib, self.figure(case, gib, figure)) for gib in case.inputs)
+            )
+            for case in CASES
+            for figure in case.figures
+        }
+
+    def figure(self, case: Case, gib: int, figure: str) -> float:
+        """Return what one run came to."""
+        got = find(self.records, case=case.name, backing=case.backing, gib=gib, traced=False)
+        # Of a pass, if there was more than one.
+        passes = max(1, int(got.get("passes", 1))) if figure == "pass_ns" else 1
+        return int(got[figure]) / passes
+
+    def line(self, name: str, backing: str, figure: str = "ns") -> Line:
+        """Return how a figure grows."""
+        return self.lines[name, backing, figure]
+
+    def checks(self) -> Iterator[Check]:
+        """Compare with what was run, and is no input."""
+        for case in CASES:
+            for figure, text in case.figures.items():
+                line = self.lines[case.name, case.backing, figure]
+                for gib in case.checks:
+                    measured = self.figure(case, gib, figure)
+                    yield Check(f"{text}, {size(gib)}", line.at(gib), measured)
+        for got in self.records:
+            if got.get("traced"):
+                yield from self._acquisitions(got)
+        for got in self.records:
+            if got["case"] == "nodes":
+                tables = self.line("vmm", "4k", "table_kib").at(int(got["gib"]))
+                text = f"KiB of tables on node {got['node']}, built by a thread there"
+                yield Check(text, tables, int(got["here_kib"]))
+
+    def _acquisitions(self, got: Record) -> Iterator[Check]:
+        for (name, backing, phase), locks in LOCKS.items():
+            if (name, backing) == (got["case"], got["backing"]):
+                whose = "of the kernel" if name in ("kernel", "follower") else "of the VMM"
+                where = f"threads {whose}: {got['threads']}, CPUs: {got['cpus']}"
+                text = f"acquisitions, {phase}, {backing}, {size(int(got['gib']))}, {where}"
+                expected = locks * int(got["gib"]) * REGIONS
+                yield Check(text, expected, int(got.get(f"locks_{phase}", 0)))
+
+    def skipped(self) -> int:
+        """Return how many checks there are not, for want of a machine."""
+        traced = [got for got in self.records if got.get("traced")]
+        nodes = [got for got in self.records if got["case"] == "nodes"]
+        return len(_expected()) - len(traced) + (0 if nodes else 2)
+
+    def populate_ns(self, backing: str, gib: int, threads: int, nodes: int) -> float:
+        """Return how long so many of the kernel's threads take.
+
+        Each waits for lines that the others have changed; no thread gets the lock's while
+        another does, so that is the least that all take together.
+        """
+        assumed = self.assumed
+        work = assumed.ns(self.line("follower", backing).at(gib))
+        if threads == 1:
+            return work
+        locks = self.locks(backing, gib)
+        transfer = assumed.transfer(nodes)
+        atomics = assumed.lock_atomics + dict(assumed.stat_atomics)[backing]
+        return max(
+            (work + locks * atomics * transfer) / threads,
+            locks * assumed.lock_atomics * transfer,
+        )
+
+    def locks(self, backing: str, gib: int) -> float:
+        """Return the acquisitions to populate: the follower's, one a region or more."""
+        name = "vmm" if backing == "4k" else "follower"
+        return LOCKS[name, backing, "populate"] * gib * REGIONS
+
+    def line_share(self, backing: str, threads: int, nodes: int) -> float:
+        """Return what share of what the lock's cache line can do that would take.
+
+        If threads did not wait for it: with more than one, more than 1 can't be had.
+        """
+        per_ns = (
+            threads
+            * self.locks(backing, TIB)
+            / self.assumed.ns(self.line("follower", backing).at(TIB))
+        )
+        return per_ns * self.assumed.lock_atomics * self.assumed.transfer(nodes)
+
+    def fault_ns(self, gib: int, vcpus: int, nodes: int) -> float:
+        """Return how long vCPUs take that fault on all 4 KiB pages, all at a time."""
+        assumed = self.assumed
+        work = assumed.ns(assumed.fault) + assumed.exit_cycles / assumed.ghz
+        transfer = assumed.transfer(nodes)
+        atomics = assumed.lock_atomics + dict(assumed.stat_atomics)["fault"]
+        return (
+            gib
+            * PAGES
+            * max((work + atomics * transfer) / vcpus, assumed.lock_atomics * transfer)
+        )
+
+    def follow_share(self, gib: int) -> float:
+        """Return the share of a CPU of a follower whose passes gain nothing.
+
+        It looks at a region in one pass of eight, and sleeps for sixteen times as long as
+        a pass took, but 10 to 250 ms.
+        """
+        look = self.line("sparse", "4k", "pass_ns").at(gib)
+        skip = self.line("follower", "4k", "done_ns").at(gib)
+        ms = self.assumed.ns((look + 7 * skip) / 8) / 1e6
+        return ms / (ms + min(max(16 * ms, 10), 250))
+
+    def mark(self) -> float:
+        """Return the instructions to mark a region that was complete, and is zapped."""
+        return self.line("zap", "thp").per_region - self.line("unmarked_zap", "thp").per_region
+
+    def mark_awaited(self) -> float:
+        """Return those to mark one that is awaited: to zap nothing takes nothing else."""
+        return self.line("sparse", "4k", "zap_ns").per_region
+
+    def tracker_kib(self, gib: int) -> float:
+        """Return what the tracker takes."""
+        marked = self.line("sparse", "4k", "vmalloc_kib").at(gib)
+        return marked - self.line("plain_sparse", "4k", "vmalloc_kib").at(gib)
+
+
+def find(records: Sequence[Record], **wanted: str | float) -> Record:
+    """Return the one record that has these values."""
+    for got in records:
+        if all(got.get(key, False) == value for key, value in wanted.items()):
+            return got
+    words = ", ".join(f"{key} {value}" for key, value in wanted.items())
+    raise LabError(f"the benchmark has no figure for {words}")
+
+
+def size(gib: int) -> str:
+    """Return it as people say it."""
+    return f"{gib // TIB} TiB" if gib >= TIB and not gib % TIB else f"{gib} GiB"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--no-build", action="store_true", help="take what is built")
+    text = "count nothing anew: the model and the tables of what docs/scale.json has"
+    parser.add_argument("--recorded", action="store_true", help=text)
+    text = "the others have left in build/scale what they measured"
+    parser.add_argument("--machines", nargs="+", choices=MACHINES, default=MACHINES, help=text)
+    text = "put what was measured into docs/scale.json, and draw the figure"
+    parser.add_argument("--record", action="store_true", help=text)
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds per machine")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, predict and show; 1 if the model is off, or the page tells something else."""
+    recorded = json.loads(RECORD.read_text())["records"] if RECORD.exists() else []
+    records = recorded
+    if not args.recorded:
+        records = measure(args)
+    model = Model(records)
+    content = {"kernel": debian.kernel().release, "records": records}
+    if args.record:
+        RECORD.write_text(dump(content))
+        plot(model, PLOT)
+        recorded = records
+    checks = list(model.checks())
+    _show(model)
+    off = [check for check in checks if not check.good]
+    known = [check for check in off if check.text in NOT_UNDERSTOOD]
+    for check in off:
+        why = ", as before, not understood" if check in known else ""
+        print(f"off by more than {BOUND} %{why}: {check.text}")
+    told = list(untrue(DOCUMENT.read_text() if DOCUMENT.exists() else "", Model(recorded)))
+    for text in told:
+        print(f"{DOCUMENT.relative_to(ROOT)} lacks: {text}")
+    moved = list(drift(model, Model(recorded)))
+    for text in moved:
+        print(f"off what {RECORD.relative_to(ROOT)} has by more than {DRIFT} %: {text}")
+    good = [*(check.good for check in checks), not told, not moved]
+    counts = Counter(State.PASSED if each else State.FAILED for each in good)
+    counts[State.SKIPPED] = model.skipped()
+    return report.end(counts)
+
+
+def dump(content: dict) -> str:
+    """Return JSON with a line a record."""
+    lines = ",\n  ".join(json.dumps(record) for record in content["records"])
+    return f'{{"kernel": "{content["kernel"]}",\n "records": [\n  {lines}]}}\n'
+
+
+def drift(model: Model, recorded: Model) -> Iterator[str]:
+    """Return which inputs are not what they were when the page was written."""
+    for (name, backing, figure), line in model.lines.items():
+        known = recorded.lines[name, backing, figure]
+        if abs(line.per_gib - known.per_gib) > DRIFT / 100 * abs(known.per_gib) + 1:
+            yield (
+                f"{name}, {backing}, {figure}: {line.per_gib:,.0f} a GiB, {known.per_gib:,.0f}"
+            )
+
+
+def measure(args: argparse.Namespace) -> list[Record]:
+    """Run the machines; of one that is not to be, take what it has left, if anything."""
+    if not args.no_build:
+        modules.build()
+        selftests.build()
+    if not PROGRAM.exists():
+        raise LabError(f"{PROGRAM.relative_to(ROOT)} is not there: is it in the series?")
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for name in args.machines:
+        for old in DIRECTORY.glob(f"{name}.*"):
+            old.unlink()
+    if "count" in args.machines:
+        _machine("count", _count_script(), args.timeout, icount=True)
+    if "threads" in args.machines:
+        _machine("threads", _threads_script(), args.timeout, machine=TWO_NODES)
+    return read()
+
+
+def read() -> list[Record]:
+    """Return what the machines have left."""
+    records = [got | {"traced": False} for got in parse(_read("count.txt"))]
+    records += [got | {"traced": False} for got in parse(_read("threads.nodes.txt"))]
+    for name, cpus in (("count", 1), ("threads", 8)):
+        records += traced(name, cpus)
+    return [*records, {"case": "task", "bytes": int(_read("count.task.txt"))}]
+
+
+def _read(name: str) -> str:
+    """Of a machine that was not run, there is nothing."""
+    file = DIRECTORY / name
+    return file.read_text() if file.exists() else ""
+
+
+def _machine(name: str, script: str, timeout: float, **options: bool | str) -> None:
+    console.print(f"Machine '{name}'")
+    status = npt.command(script, timeout=timeout, **options).status
+    if status == TIMED_OUT:
+        raise LabError(f"machine '{name}' took longer than --timeout {timeout:g}")
+    if status:
+        raise LabError(f"machine '{name}' ended with status {status}; see above")
+
+
+def _run(log: str, name: str, backing: str, gib: int, threads: int = 1) -> str:
+    file = shlex.quote(str(DIRECTORY / log))
+    command = f"{shlex.quote(str(PROGRAM))} -b {backing} -g {gib} -t {threads} {name}"
+    what = f"echo '  {name}, {backing}, {gib} GiB, threads: {threads}'"
+    return f"{what}; {command} >>{file} 2>&1 || {{ tail -n 30 {file}; exit 1; }}"
+
+
+def _trace(name: str, runs: Sequence[str]) -> list[str]:
+    trace = shlex.quote(str(DIRECTORY / f"{name}.trace"))
+    return [
+        f"bpftrace -f json {shlex.quote(str(TRACER))} >{trace} 2>&1 & tracer=$!",
+        f"until grep -q ready {trace}; do",
+        f"  kill -0 $tracer || {{ cat {trace}; exit 1; }}; sleep 1; done",
+        *runs,
+        "kill -INT $tracer; wait $tracer || true",
+    ]
+
+
+def _expected() -> list[tuple[int, str, str, int, int]]:
+    """Return what is traced: CPUs, case, backing, GiB, threads."""
+    one = [(1, *each, 1) for each in TRACED]
+    turns = [(1, *each) for each in THREADED if each[0] == "vmm"]
+    return [*one, *turns, *((8, *each) for each in THREADED)]
+
+
+def _count_script() -> str:
+    tasks = shlex.quote(str(DIRECTORY / "count.task.txt"))
+    runs = (
+        _run("count.txt", case.name, case.backing, gib)
+        for case in CASES
+        for gib in (*case.inputs, *case.checks)
+    )
+    lines = [_run("count.traced.txt", *each) for cpus, *each in _expected() if cpus == 1]
+    task = f"awk '$1 == \"task_struct\" {{ print $4 }}' /proc/slabinfo >{tasks}"
+    return "\n".join([task, *runs, *_trace("count", lines)])
+
+
+def _threads_script() -> str:
+    """Return what the machine with nodes runs; to balance them, the kernel would hide pages."""
+    lines = [_run("threads.traced.txt", *each) for cpus, *each in _expected() if cpus == 8]
+    nodes = _run("threads.nodes.txt", "nodes", "4k", NODES_GIB)
+    balance = "echo 0 >/proc/sys/kernel/numa_balancing"
+    return "\n".join([balance, nodes, *_trace("threads", lines)])
+
+
+def parse(text: str) -> Iterator[Record]:
+    """Return what the program printed, an object a run."""
+    for line in text.splitlines():
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def traced(name: str, cpus: int) -> list[Record]:
+    """Return runs with what the tracer has counted of each phase of each VM."""
+    counts = parse_trace(_read(f"{name}.trace"))
+    also = {"traced": True, "cpus": cpus}
+    records = parse(_read(f"{name}.traced.txt"))
+    return [got | also | counts.get(number, {}) for number, got in enumerate(records, 1)]
+
+
+def parse_trace(text: str) -> dict[int, Record]:
+    """Return the tracer's counts by the number of the VM: `locks_populate` and the like."""
+    counts: dict[int, Record] = {}
+    for line in text.splitlines():
+        got = json.loads(line) if line.startswith("{") else {}
+        if got.get("type") != "map":
+            continue
+        for name, values in got["data"].items():
+            if not isinstance(values, dict):
+                continue
+            for key, value in values.items():
+                number, comma, phase = key.partition(",")
+                if comma:
+                    counts.setdefault(int(number), {})[f"{name[1:]}_{phase}"] = value
+    return counts
+
+
+def untrue(text: str, model: Model) -> Iterator[str]:
+    """Return the lines of the page's tables, as the record has them, that it does not have."""
+    told = set(text.splitlines())
+    for _, lines in tables(model):
+        yield from (line for line in lines if line not in told)
+
+
+def tables(model: Model) -> Iterator[tuple[str, list[str]]]:
+    """Return the page's tables, each with a title."""
+    yield "Inputs", _markdown(("what", "fixed", "a GiB", "a 2 MiB region"), _inputs(model))
+    heads = ("what", "predicted", "run", "error")
+    rows = [
+        (check.text, _number(check.predicted), _number(check.measured), f"{check.error:+.1f} %")
+        for check in model.checks()
+    ]
+    yield "Checks", _markdown(heads, rows)
+    heads = ("ms", *(f"{size(gib)}, {nodes} nodes" for gib in SIZES for nodes in NODES))
+    yield "Time to populate, and share of the lock's line", _markdown(heads, [*_times(model)])
+    yield "All else", _markdown(("what", *map(size, SIZES)), [*_rest(model)])
+
+
+SIZES = (TIB, 12 * TIB)
+NODES = (2, 8)
+VCPUS = (64, 256)
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    rule = ["---", *["---:"] * (len(heads) - 1)]
+    return [f"| {' | '.join(row)} |" for row in (heads, rule, *rows)]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _inputs(model: Model) -> list[tuple[str, ...]]:
+    rows = []
+    for case in CASES:
+        for figure, text in case.figures.items():
+            line = model.lines[case.name, case.backing, figure]
+            numbers = (line.fixed, line.per_gib, line.per_region)
+            rows.append((text, *map(_number, numbers)))
+    return rows
+
+
+def _times(model: Model) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each number of threads, with a cell for each size and nodes."""
+
+    def cell(backing: str, threads: int, gib: int, nodes: int) -> str:
+        ms = _number(model.populate_ns(backing, gib, threads, nodes) / 1e6)
+        share = model.line_share(backing, threads, nodes) * 100
+        return f"{ms} ({share:.0f} %)" if threads > 1 else ms
+
+    vms = [(gib, nodes) for gib in SIZES for nodes in NODES]
+    for backing, pages in (("4k", "4 KiB"), ("thp", "2 MiB")):
+        for threads in (1, 2, 4, 8):
+            cells = (cell(backing, threads, *vm) for vm in vms)
+            yield f"{pages} pages, threads: {threads}", *cells
+    for vcpus in VCPUS:
+        cells = (_number(model.fault_ns(gib, vcpus, nodes) / 1e6) for gib, nodes in vms)
+        yield f"stock, {vcpus} vCPUs fault on all 4 KiB pages", *cells
+
+
+def _rest(model: Model) -> Iterator[tuple[str, ...]]:
+    """Yield what does not depend on nodes, for each size."""
+
+    def at(name: str, backing: str, figure: str = "ns") -> Callable[[int], float]:
+        return model.line(name, backing, figure).at
+
+    def ms(of: Callable[[int], float]) -> Callable[[int], float]:
+        return lambda gib: model.assumed.ns(of(gib)) / 1e6
+
+    def mib(of: Callable[[int], float]) -> Callable[[int], float]:
+        return lambda gib: of(gib) / 1024
+
+    rows: dict[str, Callable[[int], float]] = {
+        "page tables, 4 KiB pages, MiB": mib(at("vmm", "4k", "table_kib")),
+        "page tables, 2 MiB pages, MiB": mib(at("vmm", "thp", "table_kib")),
+        "tracker, MiB": mib(model.tracker_kib),
+        "memslots, at least": lambda gib: -(-gib // (MAX_SLOT_GIB - 1)),
+        "create them, ms": ms(at("sparse", "4k", "create_ns")),
+        "the same without Global TDP, ms": ms(at("plain_sparse", "4k", "create_ns")),
+        "follower's pass, all absent, ms": ms(at("sparse", "4k", "pass_ns")),
+        "follower's pass, nothing to do, ms": ms(at("follower", "4k", "done_ns")),
+        "passes in vain, % of a CPU": lambda gib: model.follow_share(gib) * 100,
+        "mark what is zapped, was complete, ms": ms(lambda gib: model.mark() * gib * REGIONS),
+        "mark what is zapped, is awaited, ms": ms(
+            lambda gib: model.mark_awaited() * gib * REGIONS
+        ),
+        "end the VM, all mapped by 4 KiB, ms": ms(at("vmm", "4k", "free_ns")),
+        "end the VM, all mapped by 2 MiB, ms": ms(at("vmm", "thp", "free_ns")),
+    }
+    for text, of in rows.items():
+        yield text, *(_number(of(gib)) for gib in SIZES)
+
+
+def _show(model: Model) -> None:
+    out = show.stdout()
+    for title, lines in tables(model):
+        (first, _, *rest) = [line.strip("| ").split(" | ") for line in lines]
+        table = show.table(title, [first[0]], first[1:])
+        for row in rest:
+            table.add_row(*row)
+        out.print(table)
+
+
+def plot(model: Model, path: Path) -> None:
+    """Draw what is predicted as lines, what was run as points."""
+    figures = (
+        ("vmm", "4k", "ns"),
+        ("vmm", "thp", "ns"),
+        ("sparse", "4k", "pass_ns"),
+        ("follower", "4k", "done_ns"),
+        ("vmm", "4k", "free_ns"),
+    )
+    memory = (
+        ("vmm", "4k", "table_kib"),
+        ("vmm", "thp", "table_kib"),
+        ("sparse", "4k", "vmalloc_kib"),
+    )
+    with show.figure(path, 2, width=4.7, height=4.2) as (figure, (axes,)):
+        color = 0
+        for axis, title, drawn in zip(
+            axes, ("instructions", "KiB"), (figures, memory), strict=True
+        ):
+            for name, backing, what in drawn:
+                case = next(
+                    each for each in CASES if (each.name, each.backing) == (name, backing)
+                )
+                _draw(axis, model, case, what, f"C{color}")
+                color += 1
+            axis.set(title=title, xlabel="GiB")
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            axis.xaxis.set_major_formatter("{x:g}")
+            for gib in SIZES:
+                axis.axvline(gib, color="0.8", linewidth=0.8)
+        figure.legend(
+            loc="outside lower center", ncols=3, fontsize=7, handlelength=3, frameon=False
+        )
+
+
+def _draw(axis: "Axes", model: Model, case: Case, what: str, color: str) -> None:
+    line = model.lines[case.name, case.backing, what]
+    sizes = [*(2**power for power in range(14)), SIZES[-1]]
+    label = case.figures[what]
+    axis.plot(sizes, [line.at(gib) for gib in sizes], color=color, linewidth=1, label=label)
+    for points, marker in ((case.inputs, "|"), (case.checks, "o")):
+        measured = [model.figure(case, gib, what) for gib in points]
+        axis.plot(points, measured, marker=marker, color=color, linestyle="", markersize=4)

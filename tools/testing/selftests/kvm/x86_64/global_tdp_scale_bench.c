@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What Global TDP costs a large VM: one case per run of the program.
+ *
+ * Large memory need not be there: the same 128MiB are in as many memslots as it
+ * takes, each of which has page tables of its own, or nothing of it is present.
+ *
+ * Made to be run in a machine that QEMU emulates with "-icount shift=0,sleep=off"
+ * and one CPU, where a nanosecond is an instruction.  Who traces mmu_lock, with more
+ * CPUs, too, can tell by the main thread's name what it is at.
+ *
+ * The output is one JSON object per line and case; other lines are for humans.
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "global_tdp.h"
+
+#define ALIAS_SIZE	SZ_128M
+#define MAX_THREADS	8
+#define MAX_NODES	8
+
+#define POPULATE	KVM_GLOBAL_TDP_POPULATE
+#define FOLLOW		KVM_GLOBAL_TDP_FOLLOW
+
+static uint64_t size;
+static int nr_threads = 1;
+static enum gtdp_backing backing = GTDP_ANON;
+static const char *backing_name = "4k";
+
+static struct kvm_vm *vm;
+static struct gtdp_mem mem;
+
+static pthread_barrier_t ready;
+static uint64_t times[MAX_THREADS];
+
+/* The CPUs that the program may use. */
+static cpu_set_t usable;
+
+/* Of the calling thread, so that nobody else's work counts, nor does sleep. */
+static uint64_t cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return timespec_to_ns(ts);
+}
+
+/* A line of /proc/meminfo or of its like, in KiB, -1 if there is none. */
+static long read_kib(const char *path, const char *name)
+{
+	long kib = -1, value;
+	char line[128], *at;
+	FILE *file;
+
+	/* Have the statistics of all CPUs added up first, if allowed to. */
+	file = fopen("/proc/sys/vm/stat_refresh", "r");
+	if (file) {
+		fread(line, 1, sizeof(line), file);
+		fclose(file);
+	}
+
+	file = fopen(path, "r");
+	while (file && fgets(line, sizeof(line), file)) {
+		at = strstr(line, name);
+		if (at && sscanf(at + strlen(name), ": %ld kB", &value) == 1)
+			kib = value;
+	}
+	if (file)
+		fclose(file);
+	return kib;
+}
+
+static long read_meminfo(const char *name)
+{
+	return read_kib("/proc/meminfo", name);
+}
+
+static void set_phase(const char *name)
+{
+	prctl(PR_SET_NAME, name);
+}
+
+static void create_vm(uint64_t features)
+{
+	/* Without memory of its own, which the follower would have done, too. */
+	vm = vm_create_barebones();
+	vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, features);
+}
+
+static void alloc_aliases(void)
+{
+	gtdp_mem_alloc(&mem, backing, ALIAS_SIZE, 0);
+	gtdp_stamp(mem.hva, ALIAS_SIZE / PAGE_SIZE, 1);
+	TEST_ASSERT(backing != GTDP_THP || gtdp_is_huge(mem.hva, ALIAS_SIZE),
+		    "Want huge pages");
+}
+
+static void add_aliases(void)
+{
+	uint64_t i;
+
+	for (i = 0; i < size / ALIAS_SIZE; i++)
+		gtdp_add_slot(vm, GTDP_SLOT + i, 0, i * ALIAS_SIZE, &mem);
+}
+
+/* Memory that takes addresses, and nothing else. */
+static void alloc_sparse(void)
+{
+	mem.size = size;
+	mem.map_size = size + SZ_2M;
+	mem.map = mmap(NULL, mem.map_size, PROT_READ | PROT_WRITE,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	TEST_ASSERT(mem.map != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	mem.hva = (void *)align_up((uint64_t)mem.map, SZ_2M);
+}
+
+static void populate_async(uint64_t nr_bytes)
+{
+	struct kvm_populate_memory range = {
+		.size = nr_bytes,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+
+	vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+}
+
+/*
+ * What the follower, which sleeps by now, takes for its next pass, which finds what
+ * @mark has marked.  It then sleeps for longer than it is waited for here.
+ */
+static uint64_t time_pass(void (*mark)(void))
+{
+	pid_t tids[MAX_THREADS];
+	uint64_t before, ns;
+
+	TEST_ASSERT_EQ(gtdp_kernel_threads(tids, MAX_THREADS), 1);
+	before = gtdp_cpu_time(tids[0]);
+	mark();
+	do {
+		ns = gtdp_cpu_time(tids[0]);
+		usleep(20000);
+	} while (gtdp_is_running(tids[0]) || gtdp_cpu_time(tids[0]) != ns || ns == before);
+	return ns - before;
+}
+
+static void mark_all(void)
+{
+	populate_async(size);
+}
+
+static void mark_one(void)
+{
+	populate_async(SZ_2M);
+}
+
+/* The first call creates the follower, which looks again, ever more rarely. */
+static void let_settle(void)
+{
+	mark_one();
+	usleep(3000000);
+}
+
+static void *populate_thread(void *arg)
+{
+	uint64_t part = size / nr_threads;
+	long i = (long)arg;
+	cpu_set_t set;
+	int cpu, n = i % CPU_COUNT(&usable);
+
+	for (cpu = 0; n || !CPU_ISSET(cpu, &usable); cpu++)
+		n -= !!CPU_ISSET(cpu, &usable);
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	TEST_ASSERT(!sched_setaffinity(0, sizeof(set), &set), "Want a CPU for each thread");
+
+	pthread_barrier_wait(&ready);
+	times[i] = cpu_ns();
+	gtdp_populate_full(vm, i * part, part);
+	times[i] = cpu_ns() - times[i];
+	return NULL;
+}
+
+/* Returns what all of them took. */
+static uint64_t populate_by_threads(void)
+{
+	pthread_t threads[MAX_THREADS];
+	uint64_t sum = 0;
+	long i;
+
+	pthread_barrier_init(&ready, NULL, nr_threads);
+	for (i = 0; i < nr_threads; i++)
+		pthread_create(&threads[i], NULL, populate_thread, (void *)i);
+	for (i = 0; i < nr_threads; i++) {
+		pthread_join(threads[i], NULL);
+		sum += times[i];
+	}
+	pthread_barrier_destroy(&ready);
+	return sum;
+}
+
+static void begin(const char *name)
+{
+	printf("{\"case\": \"%s\", \"backing\": \"%s\", \"gib\": %lu, \"threads\": %d",
+	       name, backing_name, size / SZ_1G, nr_threads);
+}
+
+static void tell(const char *name, long value)
+{
+	printf(", \"%s\": %ld", name, value);
+}
+
+static void end(void)
+{
+	printf("}\n");
+	fflush(stdout);
+}
+
+/* By threads of the VMM; and what it takes to look again, and to end the VM. */
+static void run_vmm(void)
+{
+	uint64_t ns, again, ended, start;
+	long tables;
+
+	alloc_aliases();
+	create_vm(POPULATE);
+	add_aliases();
+
+	tables = read_meminfo("SecPageTables");
+	set_phase("populate");
+	ns = populate_by_threads();
+	set_phase("idle");
+	tables = read_meminfo("SecPageTables") - tables;
+	TEST_ASSERT_EQ(gtdp_nr_populated(vm), size / PAGE_SIZE);
+	set_phase("again");
+	again = populate_by_threads();
+	set_phase("idle");
+	start = cpu_ns();
+	kvm_vm_free(vm);
+	ended = cpu_ns() - start;
+
+	begin("vmm");
+	tell("ns", ns);
+	tell("again_ns", again);
+	tell("free_ns", ended);
+	tell("table_kib", tables);
+	end();
+}
+
+/*
+ * By the follower, alone; a pass that finds everything done; and the threads' stacks.
+ * The first pass of all is not timed, as it creates the root.
+ */
+static void run_follower(void)
+{
+	long stacks = read_meminfo("KernelStack"), threads;
+	uint64_t ns, done;
+
+	alloc_aliases();
+	create_vm(POPULATE);
+	add_aliases();
+	let_settle();
+	threads = gtdp_kernel_threads((pid_t[MAX_THREADS]) {}, MAX_THREADS);
+	stacks = read_meminfo("KernelStack") - stacks;
+
+	set_phase("populate");
+	ns = time_pass(mark_all);
+	set_phase("idle");
+	TEST_ASSERT_EQ(gtdp_nr_populated(vm), size / PAGE_SIZE);
+	usleep(1000000);
+	done = time_pass(mark_one);
+	kvm_vm_free(vm);
+
+	begin("follower");
+	tell("ns", ns);
+	tell("done_ns", done);
+	tell("kernel_threads", threads);
+	tell("stack_kib", stacks);
+	end();
+}
+
+/* With as many threads of the kernel as it creates; for who traces mmu_lock. */
+static void run_kernel(void)
+{
+	pid_t tids[MAX_THREADS];
+	char threads[16];
+
+	snprintf(threads, sizeof(threads), "%d", nr_threads);
+	gtdp_set_param("global_tdp_threads", threads);
+	alloc_aliases();
+	create_vm(POPULATE);
+	add_aliases();
+
+	set_phase("populate");
+	populate_async(size);
+	__gtdp_wait_until(gtdp_nr_populated(vm) == size / PAGE_SIZE, 4000);
+	set_phase("idle");
+
+	begin("kernel");
+	tell("kernel_threads", gtdp_kernel_threads(tids, MAX_THREADS));
+	end();
+	kvm_vm_free(vm);
+	gtdp_restore_params();
+}
+
+/*
+ * Memory that is not there: a memslot's creation, a call, a pass, what the host takes
+ * away while it is awaited, and the memslot's end.
+ */
+static void run_sparse(uint64_t features, const char *name)
+{
+	uint64_t create, call = 0, pass = 0, passes = 0, zap, delete, start, before;
+	long vmalloc = read_meminfo("VmallocUsed");
+
+	alloc_sparse();
+	create_vm(features);
+
+	start = cpu_ns();
+	gtdp_add_slot(vm, GTDP_SLOT, 0, 0, &mem);
+	create = cpu_ns() - start;
+	vmalloc = read_meminfo("VmallocUsed") - vmalloc;
+
+	start = cpu_ns();
+	TEST_ASSERT(!madvise(mem.hva, size, MADV_DONTNEED), "madvise() failed");
+	zap = cpu_ns() - start;
+
+	if (features) {
+		set_phase("call");
+		start = cpu_ns();
+		TEST_ASSERT_EQ(gtdp_populate(vm, 0, size).absent, size);
+		call = cpu_ns() - start;
+		set_phase("idle");
+
+		let_settle();
+		before = gtdp_nr_absent(vm);
+		set_phase("pass");
+		pass = time_pass(mark_all);
+		set_phase("idle");
+		/* More than one, if memory of the program itself has arrived meanwhile. */
+		passes = (gtdp_nr_absent(vm) - before) / (size / PAGE_SIZE);
+	}
+
+	start = cpu_ns();
+	gtdp_delete_slot(vm, GTDP_SLOT);
+	delete = cpu_ns() - start;
+
+	begin(name);
+	tell("create_ns", create);
+	tell("delete_ns", delete);
+	tell("zap_ns", zap);
+	tell("vmalloc_kib", vmalloc);
+	tell("call_ns", call);
+	tell("pass_ns", pass);
+	tell("passes", passes);
+	end();
+	kvm_vm_free(vm);
+	munmap(mem.map, mem.map_size);
+}
+
+/*
+ * The host takes all of it away at once, which everything is mapped of, by 2MiB.  Once
+ * with a follower, to whom each region is marked, which is what differs.
+ */
+static void run_zap(uint64_t features, const char *name)
+{
+	uint64_t start, ns;
+
+	alloc_aliases();
+	create_vm(features);
+	add_aliases();
+	populate_async(size);
+	__gtdp_wait_until(gtdp_nr_populated(vm) == size / PAGE_SIZE, 4000);
+	usleep(3000000);
+
+	start = cpu_ns();
+	TEST_ASSERT(!madvise(mem.hva, mem.size, MADV_DONTNEED), "madvise() failed");
+	ns = cpu_ns() - start;
+
+	begin(name);
+	tell("ns", ns);
+	end();
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+}
+
+/* On which node the tables are if a thread on a CPU of each of them builds some. */
+static void run_nodes(void)
+{
+	const char *path = "/sys/devices/system/node/node%d/meminfo";
+	long before[MAX_NODES], here, there;
+	char name[64], cpus[64];
+	int node, i, nr, cpu;
+	cpu_set_t set;
+	FILE *file;
+
+	alloc_aliases();
+	for (nr = 0; nr < MAX_NODES; nr++) {
+		snprintf(name, sizeof(name), path, nr);
+		if (access(name, R_OK))
+			break;
+	}
+
+	for (node = 0; node < nr; node++) {
+		snprintf(name, sizeof(name), "/sys/devices/system/node/node%d/cpulist", node);
+		file = fopen(name, "r");
+		TEST_ASSERT(file && fgets(cpus, sizeof(cpus), file), "Can't read %s", name);
+		fclose(file);
+
+		/* The last one: the first of all is the emulator's, see the lab. */
+		cpu = atoi(strrchr(cpus, '-') ? strrchr(cpus, '-') + 1 : cpus);
+		CPU_ZERO(&set);
+		CPU_SET(cpu, &set);
+		TEST_ASSERT(!sched_setaffinity(0, sizeof(set), &set), "No CPU %d", cpu);
+
+		create_vm(POPULATE);
+		add_aliases();
+		for (i = 0; i < nr; i++) {
+			snprintf(name, sizeof(name), path, i);
+			before[i] = read_kib(name, "SecPageTables");
+		}
+		gtdp_populate_full(vm, 0, size);
+
+		here = 0;
+		there = 0;
+		for (i = 0; i < nr; i++) {
+			snprintf(name, sizeof(name), path, i);
+			*(i == node ? &here : &there) += read_kib(name, "SecPageTables") -
+							 before[i];
+		}
+		kvm_vm_free(vm);
+
+		begin("nodes");
+		tell("node", node);
+		tell("here_kib", here);
+		tell("there_kib", there);
+		end();
+	}
+}
+
+static void help(const char *name)
+{
+	printf("usage: %s [-h] [-g GiB] [-b 4k|thp] [-t threads] case\n"
+	       "cases: vmm follower kernel sparse plain_sparse zap unmarked_zap nodes\n", name);
+	exit(0);
+}
+
+int main(int argc, char *argv[])
+{
+	const char *name;
+	int opt;
+
+	size = SZ_1G;
+	while ((opt = getopt(argc, argv, "hg:b:t:")) != -1) {
+		switch (opt) {
+		case 'g':
+			size = atoi_positive("GiB", optarg) * (uint64_t)SZ_1G;
+			break;
+		case 'b':
+			backing_name = optarg;
+			backing = strcmp(optarg, "thp") ? GTDP_ANON : GTDP_THP;
+			break;
+		case 't':
+			nr_threads = atoi_positive("Number of threads", optarg);
+			TEST_ASSERT(nr_threads <= MAX_THREADS, "At most %d threads", MAX_THREADS);
+			break;
+		default:
+			help(argv[0]);
+		}
+	}
+	if (optind != argc - 1)
+		help(argv[0]);
+	name = argv[optind];
+
+	gtdp_require(POPULATE);
+	sched_getaffinity(0, sizeof(usable), &usable);
+
+	if (!strcmp(name, "vmm"))
+		run_vmm();
+	else if (!strcmp(name, "follower"))
+		run_follower();
+	else if (!strcmp(name, "kernel"))
+		run_kernel();
+	else if (!strcmp(name, "sparse"))
+		run_sparse(POPULATE | FOLLOW, name);
+	else if (!strcmp(name, "plain_sparse"))
+		run_sparse(0, name);
+	else if (!strcmp(name, "zap"))
+		run_zap(POPULATE | FOLLOW, name);
+	else if (!strcmp(name, "unmarked_zap"))
+		run_zap(POPULATE, name);
+	else if (!strcmp(name, "nodes"))
+		run_nodes();
+	else
+		help(argv[0]);
+	return 0;
+}
