@@ -68,6 +68,13 @@ MACHINES = {
         options="-machine q35,kernel-irqchip=split -device intel-iommu -device edu",
         prepare="vfio.sh",
     ),
+    "drive": Machine(
+        kernel="intel_iommu=on modprobe.blacklist=nvme",
+        options="-machine q35,kernel-irqchip=split -device intel-iommu"
+        " -drive if=none,id=drive,snapshot=on,format=raw,file.driver=null-co,file.size=128M,"
+        "file.read-zeroes=on -device nvme,serial=lab,drive=drive",
+        prepare="vfio.sh",
+    ),
     "4cpus": Machine(cpus=4),
 }
 """Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
@@ -75,7 +82,8 @@ VM's tables have as many levels as the host's own: five, unless it is told to us
 reach 48 bits, but memslots may be above that. That machine has a huge page of 1 GiB, too,
 reserved before anybody has the memory: later, the kernel zeroes all of it in one go, which
 takes too long. An IOMMU, and a device in a group of its own, is what VFIO takes to assign one
-to a VM."""
+to a VM: one that is there for tests and does nothing, or an NVMe drive, on which nothing is
+and whose contents go with the machine."""
 
 _UNUSED = (
     "aesni_intel,ahci,evdev,ghash_clmulni_intel,i2c_i801,i6300esb,iTCO_wdt,lpc_ich,pcspkr,"
@@ -214,7 +222,7 @@ def add_machine(command: argparse.ArgumentParser, default: str | None = "default
         choices=MACHINES,
         default=default,
         help="with physical addresses of 52 bits, 4 levels of page tables and a huge page of"
-        " 1 GiB, an IOMMU, or 4 CPUs",
+        " 1 GiB, an IOMMU, a drive behind one, or 4 CPUs",
     )
 
 
