@@ -2,7 +2,7 @@
 
 lab_breakpoint has it go on where the emulator runs a breakpoint that is gone; lab_delay has a
 function of the kernel return late, to widen the window of a race; lab_level has KVM take the
-CPU for one with EPT of 5 levels.
+CPU for one with EPT of 5 levels; lab_pin is a VFIO device of software that pins single pages.
 """
 
 import shutil
@@ -14,10 +14,11 @@ from lab.shell import locked
 from lab.source import debian
 
 _DIRECTORY = BUILD / "probes"
-_SOURCES = ("Kbuild", "lab_breakpoint.c", "lab_delay.c", "lab_level.c")
+_SOURCES = ("Kbuild", "lab_breakpoint.c", "lab_delay.c", "lab_level.c", "lab_pin.c")
 BREAKPOINT = _DIRECTORY / "lab_breakpoint.ko"
 DELAY = _DIRECTORY / "lab_delay.ko"
 LEVEL = _DIRECTORY / "lab_level.ko"
+PIN = _DIRECTORY / "lab_pin.ko"
 
 
 def build() -> None:
