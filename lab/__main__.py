@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lab import paths
-from lab.check import broken, cover, debug, lint, model, package, qtest, stress, suite
+from lab.check import assigned, broken, cover, debug, lint, model, package, qtest, stress, suite
 from lab.demo import cli as demo
 from lab.error import LabError
 from lab.machine import ept, npt, runs
@@ -122,6 +122,8 @@ def parser() -> argparse.ArgumentParser:
     testing = add("test-package", package.run, "install, use, remove it on Debian 12, 13")
     package.configure(testing)
     qtest.configure(add("test-qemu", qtest.run, "run QEMU's tests of integration/qemu"))
+    text = "run guests with an assigned drive while their host does what it may"
+    assigned.configure(add("test-assigned", assigned.run, text))
     add("selftests", _selftests, "build KVM's selftests into build/selftests")
     add("docs", _docs, "build the HTML of the documentation; no new warning")
     add("clean", _clean, "remove build/, unless it holds edits")

@@ -72,14 +72,21 @@ def on_npt(
 
 
 def on_ept(
-    label: str, tests: Sequence[Test], params: str, timeout: float, image: Path | None = None
+    label: str,
+    tests: Sequence[Test],
+    params: str,
+    timeout: float,
+    image: Path | None = None,
+    *,
+    stock: bool = False,
 ) -> Report:
-    """Run the tests on Bochs, `timeout` seconds for all; `image` as for ept.run()."""
+    """Run the tests on Bochs, `timeout` seconds for all; the rest as for ept.run()."""
     words = {Path(word) for test in tests for word in test.argv}
     programs = [word for word in words if word.is_relative_to(BUILD)]
 
     def boot(commands: Sequence[Command], ended: Ended) -> Run:
-        return ept.run(commands, programs, params, timeout=timeout, image=image, ended=ended)
+        options = {"stock": stock, "timeout": timeout, "image": image, "ended": ended}
+        return ept.run(commands, programs, params, **options)
 
     return _run(label, tests, 1, boot)
 

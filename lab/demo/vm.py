@@ -26,6 +26,9 @@ _MONITOR = "human-monitor-command"
 _QMP_SECONDS = 180
 """Of one command: savevm takes the longest."""
 
+_OLD = ("device_add", "device_del")
+"""Commands that are older than QMP's way of naming them."""
+
 _QUIET_SECONDS = 20
 _T = TypeVar("_T")
 
@@ -84,6 +87,7 @@ class Vm:
         self.console = setting.directory / f"{name}.console"
         self.log = setting.directory / f"{name}.log"
         job = setting.job
+        self.mem_mib = job.mem_mib
         options = [*_options(setting), f"-serial=file:{self.console}", *more]
         self._command = [job.patched if setting.side.patched else job.qemu, *options]
         self._qmp = QMPClient(name)
@@ -128,10 +132,11 @@ class Vm:
 
     async def do(self, command: str, **arguments: Any) -> Any:  # noqa: ANN401
         """Run a QMP command, `-` for `_` in its name and arguments."""
-        given = {name.replace("_", "-"): value for name, value in arguments.items()}
+        name = command if command in _OLD else command.replace("_", "-")
+        given = {key.replace("_", "-"): value for key, value in arguments.items()}
         try:
             async with asyncio.timeout(_QMP_SECONDS):
-                return await self._qmp.execute(command.replace("_", "-"), given)
+                return await self._qmp.execute(name, given)
         except TimeoutError:
             raise self.error(f"QMP {command} is not answered in {_QMP_SECONDS} s") from None
         except ExecuteError as error:
@@ -157,11 +162,15 @@ class Vm:
                     if self._running.returncode is not None:
                         died = self.error(f"the guest or QEMU died, {what}")
                         raise QemuGoneError(str(died), died.console)
-                    self.progress.still(f"{self.name}: {stamps.progress(text, CPUS)}")
+                    self.progress.still(f"{self.name}: {self.how_far(text)}")
                     await asyncio.sleep(0.1)
         except TimeoutError:
             late = self.error(f"{what} after {seconds:g} s")
             raise VmError(str(late), f"{await self._state()}\n{late.console}") from None
+
+    def how_far(self, text: str) -> str:
+        """Return what the console tells of the guest's work."""
+        return stamps.progress(text, CPUS)
 
     async def _state(self) -> str:
         """Return what is known of vCPUs that may hang."""

@@ -71,6 +71,13 @@ MACHINES = {
         options="-machine q35,kernel-irqchip=split -device intel-iommu -device edu",
         prepare="vfio.sh",
     ),
+    "drive": Machine(
+        kernel="intel_iommu=on modprobe.blacklist=nvme",
+        options="-machine q35,kernel-irqchip=split -device intel-iommu"
+        " -drive if=none,id=drive,snapshot=on,format=raw,file.driver=null-co,file.size=128M,"
+        "file.read-zeroes=on -device nvme,serial=lab,drive=drive",
+        prepare="vfio.sh",
+    ),
     "4cpus": Machine(cpus=4),
     "pmem": Machine(
         kernel="memmap=256M!4G memmap=512M!0x110000000 memmap=128M!0x130000000",
@@ -91,8 +98,9 @@ VM's tables have as many levels as the host's own: five, unless it is told to us
 reach 48 bits, but memslots may be above that. That machine has a huge page of 1 GiB, too,
 reserved before anybody has the memory: later, the kernel zeroes all of it in one go, which
 takes too long. An IOMMU, and a device in a group of its own, is what VFIO takes to assign one
-to a VM. Persistent memory is what lies behind 4 GiB: the kernel is told that it is such. Two
-nodes have 2 GiB each: --mem is to be 4G, as it is by default."""
+to a VM: one that is there for tests and does nothing, or an NVMe drive, on which nothing is
+and whose contents go with the machine. Persistent memory is what lies behind 4 GiB: the kernel
+is told that it is such. Two nodes have 2 GiB each: --mem is to be 4G, as it is by default."""
 
 _UNUSED = (
     "aesni_intel,ahci,evdev,ghash_clmulni_intel,i2c_i801,i6300esb,iTCO_wdt,lpc_ich,pcspkr,"
@@ -255,7 +263,7 @@ def add_machine(command: argparse.ArgumentParser, default: str | None = "default
         choices=MACHINES,
         default=default,
         help="with physical addresses of 52 bits, 4 levels of page tables and a huge page of"
-        " 1 GiB, an IOMMU, 4 CPUs, persistent memory, or 8 CPUs and two nodes",
+        " 1 GiB, an IOMMU, a drive behind one, 4 CPUs, persistent memory, or two nodes",
     )
 
 

@@ -34,7 +34,7 @@ def to_load(
     """
     kernel = debian.kernel()
     chosen = split(params, kernel, stock=stock, checked=checked)
-    lines = [*(_needed(kernel, "zram") if swap else ()), *_needed(kernel, vendor)]
+    lines = [*(needed(kernel, "zram") if swap else ()), *needed(kernel, vendor)]
     for owner in ("kvm", vendor):
         file = module(kernel, owner, stock=stock, checked=checked)
         if owner == "kvm" and kvm:
@@ -43,7 +43,7 @@ def to_load(
     return "".join(f"{line}\n" for line in lines)
 
 
-def _needed(kernel: Kernel, name: str) -> Iterator[str]:
+def needed(kernel: Kernel, name: str) -> Iterator[str]:
     """Return the files of the distribution's that go with one of its modules; not KVM's."""
     where = ("-d", kernel.root, "-S", kernel.release)
     listed = shell.output("/sbin/modprobe", *where, "--show-depends", name)

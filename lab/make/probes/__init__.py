@@ -2,7 +2,8 @@
 
 lab_breakpoint has it go on where the emulator runs a breakpoint that is gone; lab_delay has a
 function of the kernel return late, to widen the window of a race; lab_level has KVM take the
-CPU for one with EPT of 5 levels; lab_pagemap has it find no live page map of a device.
+CPU for one with EPT of 5 levels; lab_pagemap has it find no live page map of a device; lab_pin
+is a VFIO device of software that pins single pages.
 """
 
 import shutil
@@ -14,11 +15,9 @@ from lab.shell import locked
 from lab.source import debian
 
 _DIRECTORY = BUILD / "probes"
-_SOURCES = ("Kbuild", "lab_breakpoint.c", "lab_delay.c", "lab_level.c", "lab_pagemap.c")
-BREAKPOINT = _DIRECTORY / "lab_breakpoint.ko"
-DELAY = _DIRECTORY / "lab_delay.ko"
-LEVEL = _DIRECTORY / "lab_level.ko"
-PAGEMAP = _DIRECTORY / "lab_pagemap.ko"
+_NAMES = ("breakpoint", "delay", "level", "pagemap", "pin")
+_SOURCES = ("Kbuild", *(f"lab_{name}.c" for name in _NAMES))
+BREAKPOINT, DELAY, LEVEL, PAGEMAP, PIN = (_DIRECTORY / f"lab_{name}.ko" for name in _NAMES)
 
 
 def build() -> None:

@@ -1,0 +1,110 @@
+"""make test-assigned: guests with devices, and what their host may do meanwhile.
+
+An unmodified QEMU gives a Debian guest an NVMe drive by vfio-pci; `inside` runs it in the lab
+machine, and `judge` looks at what came of it. lab.check.pinned has devices that pin one page.
+"""
+
+import argparse
+import itertools
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.check import pinned, report
+from lab.check.assigned import judge
+from lab.check.assigned.config import OFF, ON, STOCK, Report
+from lab.check.outcome import Outcome, State
+from lab.check.report import Part
+from lab.demo import guest
+from lab.demo.config import Job
+from lab.error import LabError
+from lab.machine import npt, params
+from lab.make import modules
+from lab.paths import BUILD, VENV_BIN
+from lab.shell import console
+from lab.source import debian
+
+CASES = {
+    "ours": (f"{ON}:anon", f"{ON}:memfd", f"{OFF}:memfd"),
+    "stock": (f"{STOCK}:anon", f"{STOCK}:memfd"),
+}
+"""By whose modules: who decides on Global TDP, and what the guest's memory is."""
+
+_PINNED = "pinned"
+MEM_MIB = 512
+
+_DIRECTORY = BUILD / "assigned"
+_SOURCE = Path(__file__).parent / "guest" / "init.c"
+_DRIVERS = ("nvme", "virtio_balloon")
+_CASE_SECONDS = 2400
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    text = (
+        "guests with a drive, by whose modules of KVM, one of them, or devices that pin pages"
+    )
+    names = (*CASES, *itertools.chain(*CASES.values()), _PINNED)
+    parser.add_argument("--only", choices=names, metavar="PART", help=f"{text}: {names}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the guests and show what came of them; 1 if one failed."""
+    modules.build()
+    parts = []
+    for whose, every in CASES.items():
+        if cases := [name for name in every if args.only in (None, whose, name)]:
+            parts.append(_guests(whose, cases))
+    if args.only in (None, _PINNED):
+        ways = itertools.product(pinned.BACKENDS, (False, True))
+        parts += [pinned.run(backend, stock=stock) for backend, stock in ways]
+    return report.show(parts)
+
+
+def _guests(whose: str, cases: Sequence[str]) -> Part:
+    part = Part(f"guests with an NVMe drive, {whose} modules")
+    console.print(f"[bold]{part.title}[/]")
+    began = time.monotonic()
+    job, path = _DIRECTORY / "job.json", _DIRECTORY / f"{whose}.json"
+    _job().save(job)
+    path.unlink(missing_ok=True)
+    program = (VENV_BIN / "python", "-B", "-m", "lab.check.assigned.inside")
+    try:
+        done = npt.command(
+            shlex.join(map(str, (*program, job, path, *cases))),
+            machine="drive",
+            stock=whose == "stock",
+            swap=True,
+            timeout=npt.BOOT_SECONDS + _CASE_SECONDS * len(cases),
+        )
+    except LabError as error:
+        part.outcomes.append(Outcome("the machine", State.FAILED, reason=str(error)))
+    else:
+        complaints = [Outcome("the kernel", State.FAILED, output=text) for text in done.splats]
+        part.outcomes += complaints
+    found = Report.load(path) if path.exists() else Report(error="no guest was started")
+    part.outcomes += judge.judge(found, cases)
+    part.seconds = time.monotonic() - began
+    return part
+
+
+def _job() -> Job:
+    _DIRECTORY.mkdir(parents=True, exist_ok=True)
+    return Job(
+        mode="assigned",
+        backends=[],
+        mem_mib=MEM_MIB,
+        runs=1,
+        kernel=str(debian.kernel().image),
+        initramfs=str(guest.build(_DIRECTORY / "guest", _SOURCE, drivers())),
+        qemu="qemu-system-x86_64",
+        toggle=True,
+    )
+
+
+def drivers() -> Sequence[Path]:
+    """Return the modules that the guest is to load, in that order."""
+    kernel = debian.kernel()
+    found = (file for name in _DRIVERS for file in params.needed(kernel, name))
+    return [Path(file) for file in dict.fromkeys(found)]

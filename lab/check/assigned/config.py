@@ -1,0 +1,102 @@
+"""What came of the guests with an assigned drive: the JSON between host and lab machine."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+Counters = dict[str, int]
+
+OFF, ON, STOCK = "off", "on", "stock"
+
+
+@dataclass
+class Round:
+    """The guest's memory copied once, and checked."""
+
+    number: int
+    drive: bool
+    """Whether the drive copied it, not the CPU."""
+
+    toggles: int
+    """How often a memslot came or went meanwhile."""
+
+    mib: int
+    mismatches: int
+    """Since the boot."""
+
+    faults: int = 0
+    """Stage-2 faults on memory from the last sample before the round to the first after it."""
+
+    seconds: float = 0
+    """Of the lab machine, told for who looks into what takes long: no test looks at it."""
+
+    least_mapped: int = -1
+    """Pages of 4 KiB that stage 2 mapped, in that of its samples that has the fewest."""
+
+
+@dataclass
+class Phase:
+    """With the drive, or without."""
+
+    locked_kib: int = 0
+    """Of guest memory, pinned by VFIO."""
+
+    moved: dict[str, int] = field(default_factory=dict)
+    """Pages that were another page of the host's after each attempt to make them that."""
+
+    balloon_mib: int = 0
+    """What the guest took for the size of its memory, with a balloon in it."""
+
+    balloon_gone: int = 0
+    """Pages that were no more the guest's then."""
+
+
+@dataclass
+class Case:
+    """One guest, from its start until it ran without the drive."""
+
+    backend: str
+    side: str
+    pages: int = 0
+    """Of guest memory that is looked at."""
+
+    mapped_ahead: int = 0
+    """Pages of 4 KiB that stage 2 mapped before a vCPU had run."""
+
+    attached: Phase = field(default_factory=Phase)
+    unplugged: Phase = field(default_factory=Phase)
+    rounds: list[Round] = field(default_factory=list)
+    at_end: Counters = field(default_factory=dict)
+    """KVM's counters."""
+
+
+@dataclass
+class Report:
+    """All cases, or those before the failure."""
+
+    has_parameter: bool = True
+    cases: list[Case] = field(default_factory=list)
+    error: str = ""
+    console: str = ""
+    """Last lines of the guest, where there is an error."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        report = cls(**json.loads(path.read_text()))
+        report.cases = [_case(case) for case in report.cases]  # type: ignore[arg-type]
+        return report
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def _case(told: dict) -> Case:
+    return Case(
+        **{
+            **told,
+            "attached": Phase(**told["attached"]),
+            "unplugged": Phase(**told["unplugged"]),
+            "rounds": [Round(**each) for each in told["rounds"]],
+        }
+    )
