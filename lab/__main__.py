@@ -16,7 +16,7 @@ from lab.error import LabError
 from lab.machine import ept, npt, runs
 from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
-from lab.measure import bench, locking
+from lab.measure import bench, locking, perf
 from lab.source import docs, refresh, series, tree
 
 Target = Callable[[argparse.Namespace], int | None]
@@ -139,6 +139,8 @@ def parser() -> argparse.ArgumentParser:
     bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
     text = "time what a vCPU's fault waits for, stock and ours"
     locking.configure(add("bench-locking", locking.run, text))
+    text = "run KVM's own perf tests for 1 to 8 vCPUs, stock and ours"
+    perf.configure(add("bench-perf", perf.run, text))
     demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
     add("qemu", _qemu, "build QEMU with the patches of integration/qemu")
     add("lint", _lint, "look through the lab with ruff, the series with checkpatch, sparse")
