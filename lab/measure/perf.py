@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DIRECTORY = BUILD / "perf"
+LOG = DIRECTORY / "perf.txt"
 PLOT = ROOT / "images" / "perf.png"
 
 VCPUS = (1, 2, 4, 8)
-MIB, LESS, MORE = 8, 2, 32
-"""Of memory, for each vCPU."""
+MIB, LESS, MORE, HUGE = 8, 2, 32, 64
+"""Of memory, for each vCPU; the last where a page costs so little that it takes many."""
 _GIANT_VCPUS, _GIANT_MIB = 2, 512
 """All of them share the machine's one huge page of 1 GiB."""
 
@@ -56,8 +57,8 @@ BACKINGS = {
     "anonymous_hugetlb_2mb": "hugetlb 2M",
     "anonymous_hugetlb_1gb": "hugetlb 1G",
 }
-SMALL = ("anonymous", "shmem")
-"""What KVM maps by pages of 4 KiB."""
+SMALL, LARGE = ("anonymous", "shmem"), ("anonymous_thp", "anonymous_hugetlb_2mb")
+"""What KVM maps by pages of 4 KiB, and of 2 MiB."""
 
 LOGS = {"manual": "manual protect", "bitmap": "bitmap", "ring": "dirty ring"}
 _RING = 16384
@@ -74,8 +75,8 @@ WAYS = {
 STOCK, OURS = "stock", "ours"
 
 _MODIFICATIONS = 40
-_HUGE_PAGES = 8 * MIB // 2 + 8
-"""Of 2 MiB each: what 8 vCPUs have, and what the alignment of their memory may take."""
+_HUGE_PAGES = 8 * HUGE // 2 + 8
+"""Of 2 MiB each: what 8 vCPUs have, and some."""
 
 PHASES = {
     "fault_in": r"Fault in host memory time:\s*",
@@ -174,11 +175,13 @@ def wanted() -> Iterator[Run]:
             (OURS, ("fault", "populate", "populate:n", "follow")),
         ):
             yield from (Run(DIRTY_LOG, whose, way, vcpus) for way in ways)
+        yield from (Run(DEMAND, STOCK, "", vcpus, backing, mib=HUGE) for backing in LARGE)
         for run in _pair(vcpus):
             yield from (Run(DIRTY_LOG, *run, backing) for backing in list(BACKINGS)[1:4])
             yield from (Run(DIRTY_LOG, *run, log=log) for log in ("bitmap", "ring"))
             yield Run(DEMAND, *run)
             yield Run(MEMSLOT, *run)
+            yield from (Run(DEMAND, *run, backing, mib=HUGE) for backing in LARGE)
             if vcpus == 4:
                 yield from (Run(DIRTY_LOG, *run, mib=mib) for mib in (LESS, MORE))
             if vcpus == _GIANT_VCPUS:
@@ -198,6 +201,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--vcpus", type=int, nargs="+", choices=VCPUS, default=list(VCPUS), help=text
     )
     parser.add_argument("--no-build", action="store_true", help="take what is built")
+    text = "measure only what a measurement that was ended early has not"
+    parser.add_argument("--resume", action="store_true", help=text)
     text = "show the last figures again, and measure nothing"
     parser.add_argument("--show", action="store_true", help=text)
     parser.add_argument("--timeout", type=float, default=3600, help="seconds, with the boot")
@@ -210,7 +215,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.no_build:
             modules.build()
             selftests.build()
-        _measure(runs, args.timeout)
+        done = {figure.run for figure in read()} if args.resume else set()
+        _measure([run for run in runs if run not in done], args)
     known = {figure.run: figure for figure in read()}
     if missing := [run for run in runs if run not in known]:
         raise LabError(f"{len(missing)} figures are not there, of: {missing[0].argv}")
@@ -231,22 +237,26 @@ def run(args: argparse.Namespace) -> int:
     return report.end(Counter(verdict.state for verdict in verdicts))
 
 
-def _measure(runs: Sequence[Run], timeout: float) -> None:
-    """Run the machine, which leaves in DIRECTORY what it has measured."""
+def _measure(runs: Sequence[Run], args: argparse.Namespace) -> None:
+    """Run the machine, which adds to LOG what it has measured."""
+    if not runs:
+        return
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    for old in DIRECTORY.glob("*.txt"):
-        old.unlink()
+    if not args.resume:
+        LOG.unlink(missing_ok=True)
+    LOG.touch()
     console.print(f"{len(runs)} runs: stock modules, then ours")
     status = npt.command(
         _script(runs),
         icount=True,
-        turns=max(run.vcpus for run in runs) + 1,
+        # A turn is the shorter the more CPUs there are, be they idle.
+        turns=max(VCPUS) + 1,
         stock=True,
         machine="4level",
-        timeout=timeout,
+        timeout=args.timeout,
     ).status
     if status == TIMED_OUT:
-        raise LabError(f"the machine took longer than --timeout {timeout:g}")
+        raise LabError(f"the machine took longer than --timeout {args.timeout:g}")
     if status:
         raise LabError(f"the machine ended with status {status}; see its output above")
 
@@ -278,7 +288,7 @@ def _script(runs: Sequence[Run]) -> str:
             lines += [f"echo '  {whose}, {vcpus} vCPUs'; taskset -pc 0-{vcpus} $$ >/dev/null"]
             lines += [f"do_run {shlex.quote(run.key)} {shlex.join(run.argv)}" for run in each]
             # What there is by now is not lost with a machine that is.
-            lines += [f"cp $log {shlex.quote(str(DIRECTORY / 'perf.txt'))}"]
+            lines += [f"cat $log >>{shlex.quote(str(LOG))}; : >$log"]
     return "\n".join(lines)
 
 
@@ -288,8 +298,7 @@ def _order(run: Run) -> tuple[bool, int]:
 
 def read() -> Iterator[Figure]:
     """Return the figures of the last measurement."""
-    path = DIRECTORY / "perf.txt"
-    return parse(path.read_text() if path.exists() else "")
+    return parse(LOG.read_text() if LOG.exists() else "")
 
 
 def parse(text: str) -> Iterator[Figure]:
@@ -397,7 +406,7 @@ def _first_rows(known: Known) -> Rows:
     heads = ("faulted in", "mapped", "first pass", "mapped + pass")
     rows = []
     for run in sorted(known, key=_row_order):
-        if (run.test == DIRTY_LOG and run.log == "manual") or run.mib == _GIANT_MIB:
+        if (run.test == DIRTY_LOG and run.log == "manual") or run.mib in (HUGE, _GIANT_MIB):
             figure = known[run]
             cells = (figure.cost.get(phase) for phase in ("fault_in", "map", "touch"))
             numbers = ["-" if cell is None else f"{cell:,.1f}" for cell in cells]
@@ -463,15 +472,18 @@ def _plot(known: Known, plot: "Path") -> None:
             chosen = [
                 figure
                 for run, figure in known.items()
-                if (run.test, run.modules, run.way) == (DIRTY_LOG, whose, way)
-                and (run.backing, run.log) == (backing, "manual")
+                if (run.modules, run.way, run.backing) == (whose, way, backing)
+                and run.test == (DIRTY_LOG if backing in SMALL else DEMAND)
+                and run.log == "manual"
             ]
             marks = {"color": color, "linestyle": style, "label": label}
-            _line(axes[0], [(f.run.vcpus, f.first) for f in chosen if f.run.mib == MIB], marks)
+            usual = HUGE if backing in LARGE else MIB
+            by_vcpus = [(f.run.vcpus, f.first) for f in chosen if f.run.mib == usual]
+            _line(axes[0], by_vcpus, marks)
             four = [(f.run.mib, f.first) for f in chosen if f.run.vcpus == 4]
             if len(four) > 1:
                 _line(axes[1], four, marks)
-        axes[0].set(xlabel=f"vCPUs, of {MIB} MiB each", ylabel="instructions a page")
+        axes[0].set(xlabel=f"vCPUs, of {MIB} MiB each, THP: {HUGE}", ylabel="instructions a page")
         axes[1].set(xlabel="MiB for each of 4 vCPUs")
         for axis, ticks in zip(axes, (VCPUS, (LESS, MIB, MORE)), strict=True):
             axis.set(title="mapping, and the first pass")
