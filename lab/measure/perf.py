@@ -483,7 +483,8 @@ def _plot(known: Known, plot: "Path") -> None:
             four = [(f.run.mib, f.first) for f in chosen if f.run.vcpus == 4]
             if len(four) > 1:
                 _line(axes[1], four, marks)
-        axes[0].set(xlabel=f"vCPUs, of {MIB} MiB each, THP: {HUGE}", ylabel="instructions a page")
+        axes[0].set(xlabel=f"vCPUs, of {MIB} MiB each, THP: {HUGE}")
+        axes[0].set(ylabel="instructions a page")
         axes[1].set(xlabel="MiB for each of 4 vCPUs")
         for axis, ticks in zip(axes, (VCPUS, (LESS, MIB, MORE)), strict=True):
             axis.set(title="mapping, and the first pass")
