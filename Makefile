@@ -10,7 +10,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken model test-debug cover test-tools tools demo qemu test-qemu test-assigned bench bench-dax bench-locking bench-scale lab docs lint clean
+	stress fuzz test-broken model test-debug cover test-tools tools demo qemu test-qemu test-assigned bench bench-dax bench-locking bench-perf bench-scale lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -96,6 +96,8 @@ bench-locking: build/.setup ## time what a vCPU's fault waits for while the host
 
 bench-scale: build/.setup ## model what large VMs cost from what small ones do, and check it where it can be [ARGS=--recorded]
 	@$(lab) bench-scale $(ARGS)
+bench-perf: build/.setup ## run KVM's own perf tests for 1 to 8 vCPUs, stock beside ours, all ways to map memory [ARGS='--vcpus 1 2']
+	@$(lab) bench-perf $(ARGS)
 
 lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK CHECKED TIMEOUT BACKEND MACHINE=4level]
 	@$(lab) run $(run_options) -- "$$CMD"

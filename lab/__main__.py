@@ -16,7 +16,7 @@ from lab.error import LabError
 from lab.machine import ept, npt, runs
 from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
-from lab.measure import bench, dax, locking, scale
+from lab.measure import bench, dax, locking, perf, scale
 from lab.source import docs, refresh, series, tree
 
 Target = Callable[[argparse.Namespace], int | None]
@@ -142,6 +142,8 @@ def parser() -> argparse.ArgumentParser:
     dax.configure(add("bench-dax", dax.run, "count them for a vNVDIMM, stock and ours"))
     text = "time what a vCPU's fault waits for, stock and ours"
     locking.configure(add("bench-locking", locking.run, text))
+    text = "run KVM's own perf tests for 1 to 8 vCPUs, stock and ours"
+    perf.configure(add("bench-perf", perf.run, text))
     text = "model what large VMs cost, and check that where it can be"
     scale.configure(add("bench-scale", scale.run, text))
     demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
