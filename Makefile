@@ -96,6 +96,7 @@ bench-locking: build/.setup ## time what a vCPU's fault waits for while the host
 
 bench-scale: build/.setup ## model what large VMs cost from what small ones do, and check it where it can be [ARGS=--recorded]
 	@$(lab) bench-scale $(ARGS)
+
 bench-perf: build/.setup ## run KVM's own perf tests for 1 to 8 vCPUs, stock beside ours, all ways to map memory [ARGS='--vcpus 1 2']
 	@$(lab) bench-perf $(ARGS)
 
