@@ -160,38 +160,43 @@ static const struct vfio_device_ops ops = {
 	.detach_ioas = vfio_iommufd_emulated_detach_ioas,
 };
 
-static int __init lab_pin_init(void)
+static int lab_pin_probe(struct platform_device *platform)
 {
 	int r;
 
-	parent = platform_device_register_simple("lab_pin", PLATFORM_DEVID_NONE, NULL, 0);
-	if (IS_ERR(parent))
-		return PTR_ERR(parent);
-
-	the_device = vfio_alloc_device(lab_pin, vfio, &parent->dev, &ops);
-	r = PTR_ERR_OR_ZERO(the_device);
-	if (r)
-		goto no_device;
+	the_device = vfio_alloc_device(lab_pin, vfio, &platform->dev, &ops);
+	if (IS_ERR(the_device))
+		return PTR_ERR(the_device);
 
 	r = vfio_register_emulated_iommu_dev(&the_device->vfio);
 	if (r)
-		goto not_registered;
-
-	return 0;
-
-not_registered:
-	vfio_put_device(&the_device->vfio);
-no_device:
-	platform_device_unregister(parent);
+		vfio_put_device(&the_device->vfio);
 	return r;
+}
+
+static void lab_pin_remove(struct platform_device *platform)
+{
+	vfio_unregister_group_dev(&the_device->vfio);
+	vfio_put_device(&the_device->vfio);
+}
+
+/* Whoever opens the device has VFIO hold the module of its driver: it must have one. */
+static struct platform_driver driver = {
+	.driver.name = "lab_pin",
+	.remove = lab_pin_remove,
+};
+
+static int __init lab_pin_init(void)
+{
+	parent = platform_create_bundle(&driver, lab_pin_probe, NULL, 0, NULL, 0);
+	return PTR_ERR_OR_ZERO(parent);
 }
 module_init(lab_pin_init);
 
 static void __exit lab_pin_exit(void)
 {
-	vfio_unregister_group_dev(&the_device->vfio);
-	vfio_put_device(&the_device->vfio);
 	platform_device_unregister(parent);
+	platform_driver_unregister(&driver);
 }
 module_exit(lab_pin_exit);
 
