@@ -24,7 +24,7 @@
 
 /* The bad pages, one in each 2MiB but the last, at different places. */
 #define NR_BAD		(MEM_SIZE / SZ_2M - 1)
-#define BAD_PAGE(i)	((i) * GTDP_REGION_PAGES + 33 + 100 * (i))
+#define BAD_PAGE(i)	(33 + (i) * (GTDP_REGION_PAGES + 100))
 
 /* How often the host takes memory away before each that goes bad, or moves, and after. */
 #define NR_TOGGLES	3

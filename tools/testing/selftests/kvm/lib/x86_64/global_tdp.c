@@ -700,9 +700,11 @@ uint32_t gtdp_read_ring(struct kvm_vcpu *vcpu, uint32_t first, unsigned long *lo
 		TEST_ASSERT(entry->offset < nr_pages, "No page %llu", entry->offset);
 		TEST_ASSERT(nr < size, "The ring has no end");
 		__set_bit(entry->offset, log);
+		if (!harvest)
+			continue;
+
 		/* ...and is read before KVM may use it again. */
-		if (harvest)
-			smp_store_release(&entry->flags, KVM_DIRTY_GFN_F_RESET);
+		smp_store_release(&entry->flags, KVM_DIRTY_GFN_F_RESET);
 	}
 }
 
