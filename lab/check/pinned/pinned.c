@@ -201,10 +201,13 @@ static void map_all(struct env *env, uint64_t tag)
 {
 	uint64_t faults;
 
-	if (env->way == POPULATE)
+	if (env->way == POPULATE) {
+		/* The guest's own pages, too, or it would fault on these. */
+		gtdp_populate_code(env->vm);
 		gtdp_populate_full(env->vm, GTDP_GPA, MEM_SIZE);
-	else if (env->way == FOLLOW)
+	} else if (env->way == FOLLOW) {
 		gtdp_wait_mapped(env->vm, NR_PAGES);
+	}
 
 	faults = gtdp_run(env->vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, tag);
 	/* The follower is waited for until so many are mapped, code among them. */
