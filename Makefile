@@ -10,7 +10,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken model test-debug cover test-tools tools demo qemu test-qemu test-assigned bench bench-dax bench-locking bench-perf bench-scale lab docs lint clean
+	stress fuzz test-broken model test-debug cover test-tools tools demo qemu test-qemu test-assigned test-nvdimm bench bench-dax bench-locking bench-perf bench-scale lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -84,6 +84,9 @@ test-qemu: build/.setup ## run the tests that these patches add to QEMU's, in a 
 
 test-assigned: build/.setup ## give an NVMe drive to real guests by vfio-pci, ours beside stock, while their host does what it may [ARGS='--only ours']
 	@$(lab) test-assigned $(ARGS)
+
+test-nvdimm: build/.setup ## give real guests an NVDIMM, with DAX and without, ours beside stock, and cut the power [ARGS='--only on']
+	@$(lab) test-nvdimm $(ARGS)
 
 bench: build/.setup ## count instructions a page with stock modules and with ours, against targets
 	@$(lab) bench

@@ -10,7 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from lab import paths
-from lab.check import assigned, broken, cover, debug, lint, model, package, qtest, stress, suite
+from lab.check import (
+    assigned,
+    broken,
+    cover,
+    debug,
+    lint,
+    model,
+    nvdimm,
+    package,
+    qtest,
+    stress,
+    suite,
+)
 from lab.demo import cli as demo
 from lab.error import LabError
 from lab.machine import ept, npt, runs
@@ -124,6 +136,8 @@ def parser() -> argparse.ArgumentParser:
     qtest.configure(add("test-qemu", qtest.run, "run QEMU's tests of integration/qemu"))
     text = "run guests with an assigned drive while their host does what it may"
     assigned.configure(add("test-assigned", assigned.run, text))
+    text = "run guests with an NVDIMM, cut the power, see what is left"
+    nvdimm.configure(add("test-nvdimm", nvdimm.run, text))
     add("selftests", _selftests, "build KVM's selftests into build/selftests")
     add("docs", _docs, "build the HTML of the documentation; no new warning")
     add("clean", _clean, "remove build/, unless it holds edits")

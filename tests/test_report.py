@@ -1,9 +1,11 @@
 """What the demo compares."""
 
+import io
 import unittest
+from contextlib import redirect_stdout
 
 from lab.demo.config import Case, Demo, Job
-from lab.demo.report import pairs
+from lab.demo.report import pairs, show
 
 
 def case(side: str, faults: int) -> Case:
@@ -30,6 +32,16 @@ class Pairs(unittest.TestCase):
         job.patched = "patched"
         self.assertEqual([side.patched for side in job.sides], [False, False, True, True])
         self.assertEqual([side.parameter for side in job.sides], [False, True, False, False])
+
+    def test_a_patched_qemu_that_tells_kvm_nothing_misses_its_target(self) -> None:
+        on = case("on", 0)
+        on.at_end = {"tdp_populated_4k": 9}
+        for mode, told, met in (("precopy", 0, False), ("precopy", 1, True), ("cpr", 0, True)):
+            on.hints = {"kvm_populate": told, "kvm_populate_busy": 1}
+            demo = Demo(mode, 512, cases=[case("off", 200), on])
+            with self.subTest(mode, told=told), redirect_stdout(io.StringIO()) as said:
+                self.assertEqual(show(demo), met)
+            self.assertIn("not given, for a lock", said.getvalue())
 
 
 if __name__ == "__main__":

@@ -129,6 +129,9 @@ class Case:
 
     mismatches: int = 0
 
+    hints: Counters | None = None
+    """What a QEMU with patches has told KVM to populate, and not told as a lock was taken."""
+
     @property
     def faults(self) -> int:
         return self.curve[-1][1]

@@ -7,7 +7,8 @@ from pathlib import Path
 from lab import shell
 from lab.machine import disk
 
-SOURCE = Path(__file__).parent / "guest" / "init.c"
+_COMMON = Path(__file__).parent / "guest"
+SOURCE = _COMMON / "init.c"
 
 
 def build(directory: Path, source: Path = SOURCE, modules: Iterable[Path] = ()) -> Path:
@@ -20,7 +21,7 @@ def build(directory: Path, source: Path = SOURCE, modules: Iterable[Path] = ()) 
     (root / "modules").mkdir(parents=True)
     for number, module in enumerate(modules):
         shutil.copy(module, root / "modules" / f"{number:02}-{module.name}")
-    options = ("-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread")
+    options = ("-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", f"-I{_COMMON}")
     shell.output("gcc", *options, "-o", root / "init", source)
     disk.make_initramfs(root, initramfs)
     return initramfs

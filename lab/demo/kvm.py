@@ -12,6 +12,7 @@ DEBUGFS = Path("/sys/kernel/debug/kvm")
 CURVE = ("pf_taken", "pf_mmio_spte_created")
 MAPPED = ("tdp_populated_4k", "tdp_populated_2m", "tdp_populated_1g", "tdp_populate_time_ns")
 
+_SIZES = {"pages_4k": 1, "pages_2m": 512, "pages_1g": 512 * 512}
 _PARAMETER = Path("/sys/module/kvm/parameters/global_tdp")
 _TRACE = Path("/sys/kernel/tracing/events/kvm/kvm_page_fault")
 _RSVD = 8
@@ -42,6 +43,11 @@ def files(pid: int) -> dict[str, Path]:
 def read(shown: dict[str, Path], names: Iterable[str]) -> Counters:
     """Return those counters this kernel has, vCPUs added up."""
     return {name: int(shown[name].read_text()) for name in names if name in shown}
+
+
+def pages(shown: dict[str, Path]) -> int:
+    """Return how many pages of 4 KiB stage 2 maps."""
+    return sum(count * _SIZES[name] for name, count in read(shown, _SIZES).items())
 
 
 def memory_faults(counted: Counters) -> int:

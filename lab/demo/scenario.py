@@ -192,6 +192,8 @@ async def _look(case: Case, destination: Vm, watch: Watch, *, toggle: bool) -> N
     what = "not all of its memory is checked after resume"
     found = await destination.said(what, all_checked, VERIFY_SECONDS)
     case.pages, case.mismatches = found.pages, found.mismatches
+    if destination.patched:
+        case.hints = destination.hints()
     if toggle:
         what = "no memslot comes and goes"
         await destination.said(what, stamps.toggled, VERIFY_SECONDS)

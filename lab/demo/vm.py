@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Self, TypeVar
 from qemu.qmp import ExecuteError, QMPClient, QMPError
 
 from lab.demo import stamps
-from lab.demo.config import Job, Side
+from lab.demo.config import Counters, Job, Side
 from lab.error import LabError
 
 CPUS = 2
@@ -25,6 +26,9 @@ _LOOK_SECONDS = 10
 _MONITOR = "human-monitor-command"
 _QMP_SECONDS = 180
 """Of one command: savevm takes the longest."""
+
+TOLD, BUSY = "kvm_populate", "kvm_populate_busy"
+"""Events of a QEMU with integration/qemu's patches: a hint, and one dropped for a lock."""
 
 _OLD = ("device_add", "device_del")
 """Commands that are older than QMP's way of naming them."""
@@ -88,7 +92,11 @@ class Vm:
         self.log = setting.directory / f"{name}.log"
         job = setting.job
         self.mem_mib = job.mem_mib
+        self.patched = setting.side.patched
         options = [*_options(setting), f"-serial=file:{self.console}", *more]
+        self._traces = setting.directory / f"{name}.traces"
+        if self.patched:
+            options += [f"-trace={TOLD}*", f"-D={self._traces}"]
         self._command = [job.patched if setting.side.patched else job.qemu, *options]
         self._qmp = QMPClient(name)
         self.progress = setting.progress
@@ -167,6 +175,12 @@ class Vm:
         except TimeoutError:
             late = self.error(f"{what} after {seconds:g} s")
             raise VmError(str(late), f"{await self._state()}\n{late.console}") from None
+
+    def hints(self) -> Counters:
+        """Count what QEMU has told KVM of memory, by what it traces."""
+        text = self._traces.read_text(errors="replace") if self._traces.exists() else ""
+        events = Counter(line.split(maxsplit=1)[0] for line in text.splitlines() if line)
+        return {name: events[name] for name in (TOLD, BUSY)}
 
     def how_far(self, text: str) -> str:
         """Return what the console tells of the guest's work."""

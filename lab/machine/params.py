@@ -6,7 +6,7 @@ a module: its file and its parameters. lab/guest/modules.sh reads that.
 
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lab import shell
@@ -51,6 +51,13 @@ def needed(kernel: Kernel, name: str) -> Iterator[str]:
         file = Path(line.split()[1])
         if not file.name.startswith("kvm"):
             yield str(file)
+
+
+def all_needed(names: Iterable[str]) -> list[Path]:
+    """Return the modules that a guest is to load for these, each once, in that order."""
+    kernel = debian.kernel()
+    found = (file for name in names for file in needed(kernel, name))
+    return [Path(file) for file in dict.fromkeys(found)]
 
 
 def module(kernel: Kernel, owner: str, *, stock: bool, checked: bool = False) -> Path:

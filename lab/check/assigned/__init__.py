@@ -97,14 +97,7 @@ def _job() -> Job:
         mem_mib=MEM_MIB,
         runs=1,
         kernel=str(debian.kernel().image),
-        initramfs=str(guest.build(_DIRECTORY / "guest", _SOURCE, drivers())),
+        initramfs=str(guest.build(_DIRECTORY / "guest", _SOURCE, params.all_needed(_DRIVERS))),
         qemu="qemu-system-x86_64",
         toggle=True,
     )
-
-
-def drivers() -> Sequence[Path]:
-    """Return the modules that the guest is to load, in that order."""
-    kernel = debian.kernel()
-    found = (file for name in _DRIVERS for file in params.needed(kernel, name))
-    return [Path(file) for file in dict.fromkeys(found)]

@@ -29,7 +29,6 @@ _SKIPPED = 1 << 20
 """Bytes at the begin of memory, where firmware, and what shadows it, is."""
 
 _SAMPLE = 0.01
-_SIZES = {"pages_4k": 1, "pages_2m": 512, "pages_1g": 512 * 512}
 
 
 class Guest(Vm):
@@ -121,8 +120,7 @@ class Life:
 
     def mapped(self) -> int:
         """Return how many pages of 4 KiB stage 2 maps."""
-        counted = kvm.read(self.files, _SIZES)
-        return sum(count * _SIZES[name] for name, count in counted.items())
+        return kvm.pages(self.files)
 
     async def mapped_ahead(self) -> None:
         """Wait until all of memory is mapped, before a vCPU has run."""

@@ -15,24 +15,15 @@
  * The kernel hands "stamp_mib=N" and "toggle=1" of its command line over in the environment.
  */
 #define _GNU_SOURCE
-#include <fcntl.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
-#define PAGE		4096
-#define WORDS		512	/* of a page: all are stamped */
+#include "guest.h"
+
 #define STEP		128	/* every so manieth word is checked */
 #define WHOLE		32	/* every so manieth page is checked wholly */
 #define CHECKS		256	/* pages read a turn */
@@ -42,9 +33,6 @@
 #define SCATTER		1000003	/* prime: visits every page once before it comes round */
 #define TOGGLE_NS	1000000
 #define TOGGLES		1000	/* is how many are told of at a time */
-#define PCI_COMMAND	4
-#define PCI_MEMORY	2	/* in it: answers to memory accesses */
-#define VGA		"/sys/bus/pci/devices/*/boot_vga"
 #define SHOWN		10	/* mismatches told in full, the rest are only counted */
 
 struct part {
@@ -126,13 +114,11 @@ static void check_turn(struct worker *w, struct part *part, uint64_t turn)
 
 static void pause_and_write(struct worker *w)
 {
-	const struct timespec pause = { .tv_nsec = TURN_NS };
-
 	for (int i = 0; i < WRITES; i++) {
 		write_next(w, &w->hot);
 		write_next(w, &w->cold);
 	}
-	nanosleep(&pause, NULL);
+	pause_for(TURN_NS);
 }
 
 static void *work(void *arg)
@@ -168,27 +154,8 @@ static void *work(void *arg)
 	return NULL;
 }
 
-/* Returns the configuration space of the graphics adapter, or -1. */
-static int open_adapter(void)
-{
-	char path[256];
-	glob_t found;
-	int fd = -1;
-
-	mkdir("/sys", 0755);
-	mount("sysfs", "/sys", "sysfs", 0, NULL);
-	if (!glob(VGA, 0, NULL, &found)) {
-		snprintf(path, sizeof(path), "%.*sconfig",
-			 (int)(strlen(found.gl_pathv[0]) - strlen("boot_vga")), found.gl_pathv[0]);
-		fd = open(path, O_RDWR);
-	}
-	globfree(&found);
-	return fd;
-}
-
 static void *toggle(void *arg)
 {
-	const struct timespec pause = { .tv_nsec = TOGGLE_NS };
 	int fd = open_adapter();
 	uint16_t command;
 
@@ -197,12 +164,11 @@ static void *toggle(void *arg)
 		return arg;
 	}
 	for (uint64_t done = 1; ; done++) {
-		command ^= PCI_MEMORY;
-		if (pwrite(fd, &command, 2, PCI_COMMAND) != 2)
+		if (!toggle_memory(fd, &command))
 			printf("toggle: failed\n");
 		if (!(done % TOGGLES))
 			printf("toggle: %" PRIu64 "\n", done);
-		nanosleep(&pause, NULL);
+		pause_for(TOGGLE_NS);
 	}
 }
 
@@ -217,6 +183,7 @@ int main(void)
 	int count;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
+	mount_all();
 	sched_getaffinity(0, sizeof(cpus), &cpus);
 	count = CPU_COUNT(&cpus);
 	base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -13,25 +13,14 @@
  * The kernel's modules are in /modules, in the order in which they are to be loaded.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
-#define PAGE		4096
-#define WORDS		(PAGE / 8)
+#include "guest.h"
+
 #define SIZE		(64ul << 20)	/* that goes through the drive in a round */
 #define CHUNK		(1ul << 20)	/* of it at a time */
 #define KEPT		(32ul << 20)	/* memory that no device uses */
@@ -39,22 +28,11 @@
 #define PAUSE_NS	1000000
 #define DRIVE		"/dev/nvme0n1"
 #define DRIVE_SECONDS	60		/* for it to come up, or to be seen to be gone */
-#define COMPRESSED	4		/* MODULE_INIT_COMPRESSED_FILE */
-#define PCI_COMMAND	4
-#define PCI_MEMORY	2		/* in it: answers to memory accesses */
-#define VGA		"/sys/bus/pci/devices/*/boot_vga"
 #define SHOWN		10		/* mismatches told in full, the rest are only counted */
 
 static atomic_bool toggling;
 static atomic_ulong toggles;
 static atomic_ulong mismatches;
-
-static void pause_for(long ns)
-{
-	const struct timespec pause = { .tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000 };
-
-	nanosleep(&pause, NULL);
-}
 
 /* Differs for each word of each page in each round. */
 static uint64_t stamp_of(uint64_t index, uint64_t round)
@@ -115,22 +93,6 @@ static void *keep(void *arg)
 	return arg;
 }
 
-/* Returns the configuration space of the graphics adapter, or -1. */
-static int open_adapter(void)
-{
-	char path[256];
-	glob_t found;
-	int fd = -1;
-
-	if (!glob(VGA, 0, NULL, &found)) {
-		snprintf(path, sizeof(path), "%.*sconfig",
-			 (int)(strlen(found.gl_pathv[0]) - strlen("boot_vga")), found.gl_pathv[0]);
-		fd = open(path, O_RDWR);
-	}
-	globfree(&found);
-	return fd;
-}
-
 static void *toggle(void *arg)
 {
 	int fd = open_adapter();
@@ -143,24 +105,8 @@ static void *toggle(void *arg)
 	for (;; pause_for(PAUSE_NS)) {
 		if (!toggling)
 			continue;
-		command ^= PCI_MEMORY;
-		if (pwrite(fd, &command, 2, PCI_COMMAND) == 2)
+		if (toggle_memory(fd, &command))
 			toggles++;
-	}
-}
-
-static void load_modules(void)
-{
-	glob_t found;
-
-	if (glob("/modules/*", 0, NULL, &found))
-		return;
-	for (size_t i = 0; i < found.gl_pathc; i++) {
-		int fd = open(found.gl_pathv[i], O_RDONLY | O_CLOEXEC);
-
-		if (syscall(SYS_finit_module, fd, "", COMPRESSED) && errno != EEXIST)
-			printf("drive: FAILED %s: %s\n", found.gl_pathv[i], strerror(errno));
-		close(fd);
 	}
 }
 
@@ -236,11 +182,8 @@ int main(void)
 	pthread_t threads[3];
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	mkdir("/sys", 0755);
-	mkdir("/dev", 0755);
-	mount("sysfs", "/sys", "sysfs", 0, NULL);
-	mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
-	load_modules();
+	mount_all();
+	load_modules("drive");
 	for (int i = 0; i < 3; i++)
 		if (pthread_create(&threads[i], NULL, jobs[i], NULL))
 			printf("drive: FAILED no thread\n");

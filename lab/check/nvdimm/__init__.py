@@ -1,0 +1,88 @@
+"""make test-nvdimm: guests with an NVDIMM, stock KVM and ours, and a power cut.
+
+An unmodified QEMU has a guest's NVDIMM in a file with DAX, in a DAX device, or in an ordinary
+file. The guest reads it, writes to it, flushes, while the host syncs the file; in the end QEMU
+is killed and the file system stopped before it can write what it holds. `inside` does that in
+the lab machine, and `judge` looks at what came of it.
+"""
+
+import argparse
+import shlex
+import time
+
+from lab.check import report
+from lab.check.nvdimm import judge
+from lab.check.nvdimm.config import KINDS, ON, STOCK, Report
+from lab.check.outcome import Outcome, State
+from lab.check.report import Part
+from lab.demo import guest
+from lab.demo.config import Job
+from lab.error import LabError
+from lab.machine import npt, params
+from lab.make import modules
+from lab.paths import BUILD, ROOT, VENV_BIN
+from lab.shell import console
+from lab.source import debian
+
+_MEM_MIB = 256
+_DIRECTORY = BUILD / "nvdimm"
+_SOURCE = ROOT / "lab/check/nvdimm/guest/init.c"
+_DRIVERS = ("nfit", "nd_pmem")
+_CASE_SECONDS = 1200
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--only", choices=(STOCK, ON), help="Debian's KVM, or ours")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the guests and show what came of them; 1 if one failed."""
+    modules.build()
+    parts, stock = [], None
+    for side in (STOCK, ON):
+        if args.only in (None, side):
+            part, found = _guests(side, stock)
+            parts.append(part)
+            stock = found
+    return report.show(parts)
+
+
+def _guests(side: str, stock: Report | None) -> tuple[Part, Report]:
+    part = Part(f"guests with an NVDIMM, {side}")
+    console.print(f"[bold]{part.title}[/]")
+    began = time.monotonic()
+    job, path = _DIRECTORY / "job.json", _DIRECTORY / f"{side}.json"
+    _job().save(job)
+    path.unlink(missing_ok=True)
+    program = (VENV_BIN / "python", "-B", "-m", "lab.check.nvdimm.inside")
+    try:
+        done = npt.command(
+            shlex.join(map(str, (*program, job, path, side))),
+            machine="pmem",
+            stock=side == STOCK,
+            timeout=npt.BOOT_SECONDS + _CASE_SECONDS * len(KINDS),
+        )
+    except LabError as error:
+        part.outcomes.append(Outcome("the machine", State.FAILED, reason=str(error)))
+    else:
+        complaints = [Outcome("the kernel", State.FAILED, output=text) for text in done.splats]
+        part.outcomes += complaints
+    found = Report.load(path) if path.exists() else Report(error="no guest was started")
+    part.outcomes += judge.judge(found, side, stock)
+    part.seconds = time.monotonic() - began
+    return part, found
+
+
+def _job() -> Job:
+    _DIRECTORY.mkdir(parents=True, exist_ok=True)
+    kernel = debian.kernel()
+    return Job(
+        mode="nvdimm",
+        backends=[],
+        mem_mib=_MEM_MIB,
+        runs=1,
+        kernel=str(kernel.image),
+        initramfs=str(guest.build(_DIRECTORY / "guest", _SOURCE, params.all_needed(_DRIVERS))),
+        qemu="qemu-system-x86_64",
+    )

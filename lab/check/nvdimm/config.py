@@ -1,0 +1,61 @@
+"""What came of the guests with an NVDIMM: the JSON between host and lab machine."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+STOCK, ON = "stock", "on"
+KINDS = ("dax", "devdax", "file")
+"""What the NVDIMM is on the host: a file of a file system with DAX, a device that is all DAX,
+or an ordinary file, in the page cache."""
+
+LAST = 3
+"""The round after which the power is cut. Nobody has synced the file then: the guest's own
+flush must do, unless there is a page cache."""
+
+
+@dataclass
+class Case:
+    """One guest, from its start until its NVDIMM was read after a power cut."""
+
+    kind: str
+    side: str
+    pages: int = 0
+    """Of the NVDIMM."""
+
+    mapped_ahead: int = 0
+    """Pages of 4 KiB that stage 2 maps before a vCPU runs, those of other memory among them."""
+
+    faults: int = 0
+    """Stage-2 faults on memory in the guest's first pass over the NVDIMM."""
+
+    mismatches: list[int] = field(default_factory=list)
+    """Words that were wrong as the guest read its NVDIMM, in the first pass and each round."""
+
+    syncs: int = 0
+    """How often the file was synced while the guest was writing to it."""
+
+    left: dict[int, int] = field(default_factory=dict)
+    """After the power cut: how many pages were as that round has left them; -1 is none."""
+
+
+@dataclass
+class Report:
+    """All cases, or those before the failure."""
+
+    cases: list[Case] = field(default_factory=list)
+    error: str = ""
+    console: str = ""
+    """Last lines of the guest, where there is an error."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        report = cls(**json.loads(path.read_text()))
+        report.cases = [Case(**case) for case in report.cases]  # type: ignore[arg-type]
+        for case in report.cases:
+            case.left = {int(number): pages for number, pages in case.left.items()}
+        return report
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")

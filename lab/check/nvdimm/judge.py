@@ -1,0 +1,74 @@
+"""What must have come of guests with an NVDIMM."""
+
+from collections.abc import Iterator, Sequence
+
+from lab.check.nvdimm.config import KINDS, LAST, ON, Case, Report
+from lab.check.outcome import Outcome, State, tail
+
+
+def judge(report: Report, side: str, stock: Report | None) -> list[Outcome]:
+    """Return what came of each promise; `stock` is what has run without the series, if any."""
+    cases = {case.kind: case for case in report.cases}
+    others = {case.kind: case for case in stock.cases} if stock else {}
+    outcomes = []
+    for kind in KINDS:
+        case = cases.get(kind)
+        if not case or not case.left:
+            why = report.error if case or not outcomes else "was not begun"
+            reason = why or "did not end"
+            outcomes.append(
+                Outcome(
+                    f"{kind}, {side}", State.FAILED, reason=reason, output=tail(report.console)
+                )
+            )
+            continue
+        for what, kept, found in _promises(case, others.get(kind)):
+            state = State.PASSED if kept else State.FAILED
+            outcomes.append(Outcome(f"{kind}, {side}: {what}", state, reason=found))
+    if report.error and not any(each.state is State.FAILED for each in outcomes):
+        outcomes.append(Outcome(f"the end, {side}", State.FAILED, reason=report.error))
+    return outcomes
+
+
+def _promises(case: Case, stock: Case | None) -> Iterator[tuple[str, bool, str]]:
+    """Return each: in words, whether it was kept, what was found."""
+    wrong = case.mismatches
+    yield (
+        "the guest reads what the host has written, and then what it wrote itself",
+        len(wrong) == LAST + 1 and not any(wrong),
+        f"{wrong} words are wrong",
+    )
+    yield f"after a power cut, {_wanted(case)}", _survives(case), _left(case)
+    if case.kind != "devdax":
+        yield (
+            "the file was synced while it was written to",
+            case.syncs > 0,
+            f"{case.syncs} times",
+        )
+    ahead = case.mapped_ahead
+    found = f"{ahead} pages are mapped, {case.pages} are the NVDIMM's"
+    if case.side == ON:
+        yield "it is mapped before a vCPU runs", ahead >= case.pages, found
+        if stock:
+            found = f"{case.faults}, stock {stock.faults}"
+            yield "fewer faults in the first pass", case.faults < stock.faults, found
+    else:
+        yield "nothing is mapped before a vCPU runs", not ahead, found
+
+
+def _wanted(case: Case) -> str:
+    if case.kind == "file":
+        return "all that was synced is there, and not all that was not"
+    return "all that the guest has flushed is there"
+
+
+def _survives(case: Case) -> bool:
+    """Whether no page is older than it may be; and whether the cut was one."""
+    allowed: Sequence[int] = (LAST - 1, LAST) if case.kind == "file" else (LAST,)
+    kept = sum(case.left.get(number, 0) for number in allowed)
+    return kept == case.pages and bool(case.left.get(allowed[0]))
+
+
+def _left(case: Case) -> str:
+    told = (f"{pages} of round {number}" for number, pages in sorted(case.left.items()))
+    return f"of {case.pages} pages {', '.join(told)}"
