@@ -2,7 +2,7 @@
 
 A kernel whose KVM counts how often each line is executed (gcov, lab/check/debug/cover.config)
 runs the series' tests on NPT: all with Global TDP on, some with it off, with page tables of
-four levels and a page of 1 GiB; and KVM's own of memory without the TDP MMU. Of files that are
+four levels and a page of 1 GiB; DAX; and KVM's own of memory without the TDP MMU. Of files that are
 the series' own all lines count, of others, in virt/kvm, the MMU and x86.c, those it added or
 changed. Lines that only other machines reach, or a race that may not take place, are named in
 uncovered.toml.
@@ -179,6 +179,8 @@ def _boots(wanted: Sequence[str]) -> Iterator[tuple[str, list[tests.Test], dict[
     yield off, [*tests.by_parameter(wanted), *failing], {"params": off}
     chosen = tests.on_machine(_MACHINE, wanted)
     yield f"{on}, machine {_MACHINE}", chosen, {"params": on, "machine": _MACHINE}
+    if dax := tests.dax(wanted):
+        yield f"{on}, machine pmem", dax, {"params": on, "machine": "pmem"}
     if not wanted:
         # What the series mends is in code that others use, too.
         shadow = "kvm.tdp_mmu=0"
@@ -195,7 +197,9 @@ def _measure(
     collect = tests.Test("counts", ("sh", "-c", _COLLECT, "sh", str(directory)))
     listed = [*chosen, collect]
     done = machines.on_npt(title, listed, boots=1, timeout=3600, image=image, **options)
-    part = Part(f"series' tests, {title}", debug.expected(done, KIND).all)
+    part = Part(
+        f"series' tests, {title}", debug.expected(done, options.get("machine", KIND)).all
+    )
     part.seconds = time.monotonic() - began
     return part, _read(directory, image.parents[3])
 

@@ -332,6 +332,11 @@ def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
     return [*chosen, *map(_without_page_map, chosen)] if kind == "pmem" else chosen
 
 
+def dax(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return what machine "pmem" runs in a kernel that no module is built for."""
+    return [test for test in on_machine("pmem", wanted) if test.argv[0] != "sh"]
+
+
 def _without_page_map(test: Test) -> Test:
     """Return the part of a test that is about devices which are being removed."""
     script = (

@@ -114,12 +114,15 @@ def _parts(args: argparse.Namespace, image: Path) -> Iterator[Part]:
     own = [] if args.tests else tests.stock(KVM_OWN)
     leaks = [tests.Test("no leak", leaks_command())] if args.kind == LEAKS else []
 
-    def npt(chosen: Sequence[tests.Test], params: str) -> Part:
+    def npt(chosen: Sequence[tests.Test], params: str, machine: str = "default") -> Part:
         title = f"{args.kind} kernel{' of stock' * args.stock}, NPT, {params}"
+        title += f", machine {machine}" * (machine != "default")
         given, limit = f"kvm.tdp_mmu=1 {params}", args.timeout
         slower = _slower([*chosen, *leaks])
-        done = machines.on_npt(title, slower, given, boots=1, timeout=limit, image=image)
-        return _part(title, expected(done, args.kind), image)
+        options = {"boots": 1, "timeout": limit, "image": image, "machine": machine}
+        done = machines.on_npt(title, slower, given, **options)
+        kind = args.kind if machine == "default" else machine
+        return _part(title, expected(done, kind), image)
 
     if args.stock:
         yield npt(own, "")
@@ -129,6 +132,8 @@ def _parts(args: argparse.Namespace, image: Path) -> Iterator[Part]:
     if args.backend != "ept":
         for params in ("kvm.global_tdp=1", "kvm.global_tdp=0"):
             yield npt([*ours, *own], params)
+        if dax := tests.dax(args.tests.split()):
+            yield npt(dax, "kvm.global_tdp=1", "pmem")
     if args.backend != "npt":
         brief = [_churn(test, "-i", _ROUNDS) if test.name == _CHURN else test for test in ours]
         params = "kvm.global_tdp=1"
