@@ -60,10 +60,10 @@ class Judge(unittest.TestCase):
             self.assertEqual(self.failed(), [f"devdax, on: {flushed}"])
 
     def test_what_was_synced(self) -> None:
-        what = "file, on: after a power cut, all that was synced is there, and not all that was not"
+        synced = "after a power cut, all that was synced is there, and not all that was not"
         for left in ({LAST - 1: PAGES - 1, LAST - 2: 1}, {LAST: PAGES}):
             self.file.left = left
-            self.assertEqual(self.failed(), [what])
+            self.assertEqual(self.failed(), [f"file, on: {synced}"])
 
     def test_population(self) -> None:
         self.dax.mapped_ahead -= 1

@@ -2,10 +2,10 @@
 
 A kernel whose KVM counts how often each line is executed (gcov, lab/check/debug/cover.config)
 runs the series' tests on NPT: all with Global TDP on, some with it off, with page tables of
-four levels and a page of 1 GiB; DAX; and KVM's own of memory without the TDP MMU. Of files that are
-the series' own all lines count, of others, in virt/kvm, the MMU and x86.c, those it added or
-changed. Lines that only other machines reach, or a race that may not take place, are named in
-uncovered.toml.
+four levels and a page of 1 GiB, or on DAX; and KVM's own of memory without the TDP MMU. Of
+files that are the series' own all lines count, of others, in virt/kvm, the MMU and x86.c, those
+it added or changed. Lines that only other machines reach, or a race that may not take place,
+are named in uncovered.toml.
 """
 
 import argparse
