@@ -13,12 +13,12 @@ PAGES = 100
 
 def a_report(side: str) -> Report:
     """Return one in which all is as it must be."""
-    ahead, faults = (PAGES, 0) if side == ON else (0, 9)
+    ahead, faults = (PAGES, [0, 7, 7, 7]) if side == ON else (0, [9] * 4)
     report = Report()
     for kind in KINDS:
         left = {LAST - 1: 60, LAST: 40} if kind == "file" else {LAST: PAGES}
         report.cases.append(
-            Case(kind, side, PAGES, ahead, faults, [0] * (LAST + 1), syncs=3, left=left)
+            Case(kind, side, PAGES, ahead, faults, [0] * (LAST + 1), 3, 8, left)
         )
     return report
 
@@ -26,7 +26,7 @@ def a_report(side: str) -> Report:
 class Judge(unittest.TestCase):
     def setUp(self) -> None:
         self.on = a_report(ON)
-        self.dax, self.device, self.file = self.on.cases
+        self.dax, self.unsynced, self.device, self.file = self.on.cases
 
     def failed(self) -> list[str]:
         """Return what failed, without what all names have."""
@@ -43,9 +43,9 @@ class Judge(unittest.TestCase):
 
     def test_what_ends_early(self) -> None:
         self.on = Report(self.on.cases[:1], error="gone")
-        self.assertEqual(self.failed(), ["devdax, on", "file, on"])
+        self.assertEqual(self.failed(), ["unsynced, on", "devdax, on", "file, on"])
         self.on.cases[0].left = {}
-        self.assertEqual(self.failed(), ["dax, on", "devdax, on", "file, on"])
+        self.assertEqual(self.failed(), ["dax, on", "unsynced, on", "devdax, on", "file, on"])
 
     def test_wrong_data(self) -> None:
         what = "the guest reads what the host has written, and then what it wrote itself"
@@ -54,10 +54,10 @@ class Judge(unittest.TestCase):
             self.assertEqual(self.failed(), [f"dax, on: {what}"])
 
     def test_what_the_power_cut_must_leave(self) -> None:
-        flushed = "after a power cut, all that the guest has flushed is there"
+        wrote = "with QEMU gone, all that the guest wrote is in the device"
         for left in ({LAST: PAGES - 1, LAST - 1: 1}, {LAST: PAGES - 1, -1: 1}):
             self.device.left = left
-            self.assertEqual(self.failed(), [f"devdax, on: {flushed}"])
+            self.assertEqual(self.failed(), [f"devdax, on: {wrote}"])
 
     def test_what_was_synced(self) -> None:
         synced = "after a power cut, all that was synced is there, and not all that was not"
@@ -69,8 +69,13 @@ class Judge(unittest.TestCase):
         self.dax.mapped_ahead -= 1
         self.assertEqual(self.failed(), ["dax, on: it is mapped before a vCPU runs"])
         self.dax.mapped_ahead += 1
-        self.file.faults = 9
-        self.assertEqual(self.failed(), ["file, on: fewer faults in the first pass"])
+        for faults in ([1, 0, 0, 0], []):
+            self.file.faults = faults
+            self.assertEqual(self.failed(), ["file, on: no fault in the first pass"])
+        self.file.faults = [0]
+        self.file.repopulated = 0
+        what = "what a sync has write-protected is mapped again ahead of faults"
+        self.assertEqual(self.failed(), [f"file, on: {what}"])
 
     def test_a_file_that_nobody_synced(self) -> None:
         self.file.syncs = 0

@@ -36,10 +36,18 @@ class Pairs(unittest.TestCase):
     def test_a_patched_qemu_that_tells_kvm_nothing_misses_its_target(self) -> None:
         on = case("on", 0)
         on.at_end = {"tdp_populated_4k": 9}
-        for mode, told, met in (("precopy", 0, False), ("precopy", 1, True), ("cpr", 0, True)):
-            on.hints = {"kvm_populate": told, "kvm_populate_busy": 1}
+        for mode, told, refused, met in (
+            ("precopy", 0, 0, False),
+            ("precopy", 1, 0, True),
+            ("precopy", 1, 1, False),
+            ("cpr", 0, 0, True),
+        ):
+            on.hints = {"kvm_populate": told, "refused": refused, "kvm_populate_busy": 1}
             demo = Demo(mode, 512, cases=[case("off", 200), on])
-            with self.subTest(mode, told=told), redirect_stdout(io.StringIO()) as said:
+            with (
+                self.subTest(mode, told=told, refused=refused),
+                redirect_stdout(io.StringIO()) as said,
+            ):
                 self.assertEqual(show(demo), met)
             self.assertIn("not given, for a lock", said.getvalue())
 

@@ -31,6 +31,8 @@ def records(figure: Callable[[float], int] = grows) -> list[Record]:
         got = {"case": name, "backing": backing, "gib": gib, "threads": threads, "cpus": cpus}
         locks = {
             f"locks_{phase}": int(locks * gib * scale.REGIONS)
+            + (case in ("vmm", "kernel")) * (gib + scale.NEW_VM)
+            + (phase == "call") * scale.ABSENT
             for (case, pages, phase), locks in scale.LOCKS.items()
             if (case, pages) == (name, backing)
         }
@@ -215,5 +217,4 @@ class Document(unittest.TestCase):
     def test_its_tables_are_those_of_its_record(self) -> None:
         model = Model(json.loads(scale.RECORD.read_text())["records"])
         self.assertEqual(list(scale.untrue(scale.DOCUMENT.read_text(), model)), [])
-        off = {each.text for each in model.checks() if not each.good}
-        self.assertLessEqual(off, set(scale.NOT_UNDERSTOOD))
+        self.assertEqual([each.text for each in model.checks() if not each.good], [])

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from lab.demo import kvm
 from lab.demo.config import OFF, ON, Case, Demo
-from lab.demo.vm import BUSY, TOLD
+from lab.demo.vm import BUSY, REFUSED, TOLD
 from lab.demo.watch import WINDOW
 from lab.show import stdout
 
@@ -93,7 +93,7 @@ def _migration(*keys: str, scale: float = 1) -> Value:
 
 def _hints(name: str) -> Value:
     def value(case: Case) -> float | None:
-        return None if case.hints is None else case.hints[name]
+        return None if case.hints is None else case.hints.get(name, 0)
 
     return value
 
@@ -115,6 +115,7 @@ ROWS: list[tuple[str, Value]] = [
     ("MiB sent", _migration("ram", "transferred", scale=1 << 20)),
     ("hints of QEMU to KVM", _hints(TOLD)),
     ("  not given, for a lock", _hints(BUSY)),
+    ("  that KVM refused", _hints(REFUSED)),
     ("pages checked after resume", lambda case: case.pages),
     ("  of them wrong", lambda case: case.mismatches),
 ]
@@ -163,7 +164,7 @@ def _targets(demo: Demo, found: list[Pair]) -> list[str]:
         verdict = "reached" if mapped and pair.ratio <= limit else MISSED
         lines.append(f"{name}: {pair.ratio:.2%} of the faults; target {wanted}: {verdict}")
         if any(_lacks_hints(demo, case) for case in pair.sides[ON]):
-            lines.append(f"{name}: QEMU has given KVM no hint: {MISSED}")
+            lines.append(f"{name}: KVM has taken no hint of QEMU's, or refused one: {MISSED}")
         if line := _downtime(pair):
             lines.append(f"{name}: {line}")
     sides = (cases for pair in found for cases in pair.sides.values())
@@ -174,7 +175,9 @@ def _targets(demo: Demo, found: list[Pair]) -> list[str]:
 
 def _lacks_hints(demo: Demo, case: Case) -> bool:
     """Whether a QEMU with patches did not do what they are for; in CPR, no page arrives."""
-    return demo.mode != "cpr" and case.hints is not None and not case.hints[TOLD]
+    if case.hints is None:
+        return False
+    return bool(case.hints.get(REFUSED)) or (demo.mode != "cpr" and not case.hints[TOLD])
 
 
 def _downtime(pair: Pair) -> str | None:

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ _QMP_SECONDS = 180
 
 TOLD, BUSY = "kvm_populate", "kvm_populate_busy"
 """Events of a QEMU with integration/qemu's patches: a hint, and one dropped for a lock."""
+REFUSED = "refused"
+"""A hint that KVM has answered with an error."""
 
 _OLD = ("device_add", "device_del")
 """Commands that are older than QMP's way of naming them."""
@@ -179,8 +181,10 @@ class Vm:
     def hints(self) -> Counters:
         """Count what QEMU has told KVM of memory, by what it traces."""
         text = self._traces.read_text(errors="replace") if self._traces.exists() else ""
-        events = Counter(line.split(maxsplit=1)[0] for line in text.splitlines() if line)
-        return {name: events[name] for name in (TOLD, BUSY)}
+        given = re.findall(rf"^{TOLD} .* ret (-?\d+)$", text, re.M)
+        taken = given.count("0")
+        busy = len(re.findall(rf"^{BUSY} ", text, re.M))
+        return {TOLD: taken, REFUSED: len(given) - taken, BUSY: busy}
 
     def how_far(self, text: str) -> str:
         """Return what the console tells of the guest's work."""

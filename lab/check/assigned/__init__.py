@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab import shell
 from lab.check import pinned, report
 from lab.check.assigned import judge
 from lab.check.assigned.config import OFF, ON, STOCK, Report
@@ -53,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the guests and show what came of them; 1 if one failed."""
     modules.build()
     parts = []
-    for whose, every in CASES.items():
-        if cases := [name for name in every if args.only in (None, whose, name)]:
-            parts.append(_guests(whose, cases))
+    with shell.locked("assigned"):
+        for whose, every in CASES.items():
+            if cases := [name for name in every if args.only in (None, whose, name)]:
+                parts.append(_guests(whose, cases))
     if args.only in (None, _PINNED):
         ways = itertools.product(pinned.BACKENDS, (False, True))
         parts += [pinned.run(backend, stock=stock) for backend, stock in ways]

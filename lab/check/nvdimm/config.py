@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Self
 
 STOCK, ON = "stock", "on"
-KINDS = ("dax", "devdax", "file")
-"""What the NVDIMM is on the host: a file of a file system with DAX, a device that is all DAX,
-or an ordinary file, in the page cache."""
+KINDS = ("dax", "unsynced", "devdax", "file")
+"""What the NVDIMM is on the host: a file of a file system with DAX, the same with nobody ever
+syncing anything but by MAP_SYNC, a device that is all DAX, or an ordinary file, in the page
+cache."""
 
 LAST = 3
-"""The round after which the power is cut. Nobody has synced the file then: the guest's own
-flush must do, unless there is a page cache."""
+"""The round after which the power is cut. Nobody has synced the file since the one before."""
 
 
 @dataclass
@@ -27,14 +27,17 @@ class Case:
     mapped_ahead: int = 0
     """Pages of 4 KiB that stage 2 maps before a vCPU runs, those of other memory among them."""
 
-    faults: int = 0
-    """Stage-2 faults on memory in the guest's first pass over the NVDIMM."""
+    faults: list[int] = field(default_factory=list)
+    """Stage-2 faults on memory in the guest's first pass over the NVDIMM, and in each round."""
 
     mismatches: list[int] = field(default_factory=list)
     """Words that were wrong as the guest read its NVDIMM, in the first pass and each round."""
 
     syncs: int = 0
     """How often the file was synced while the guest was writing to it."""
+
+    repopulated: int = 0
+    """Pages that were mapped ahead of a fault again, from the first round to the last sync."""
 
     left: dict[int, int] = field(default_factory=dict)
     """After the power cut: how many pages were as that round has left them; -1 is none."""
@@ -58,4 +61,7 @@ class Report:
         return report
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        # Whole or not at all: the machine may die meanwhile.
+        whole = path.with_suffix(".new")
+        whole.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        whole.rename(path)

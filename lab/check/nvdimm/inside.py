@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import numpy
@@ -31,6 +30,7 @@ SECONDS = 300
 
 _DISK, _MOUNTED = "/dev/pmem1", Path("/tmp/xfs")
 _DEVICE = Path("/dev/dax2.0")
+_SYNCED = ("dax", "file")
 _ROUND_SHIFT = 40
 _SHUTDOWN, _NO_LOG_FLUSH = 0x8004587D, 2
 """_IOR('X', 125, __u32) of XFS, and its way to stop at once, as if the power were cut."""
@@ -51,15 +51,17 @@ def main() -> int:
     job, path, side = Job.load(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
     report = Report()
     # Nothing is to reach the medium but what somebody asks for.
-    Path("/proc/sys/vm/dirty_writeback_centisecs").write_text("0")
+    for name, value in (("dirty_writeback_centisecs", 0), ("dirty_background_ratio", 90)):
+        Path("/proc/sys/vm", name).write_text(f"{value}")
     kvm.set_parameter(on=side == ON)
     try:
         for kind in KINDS:
             print(f"nvdimm: {kind}, {side}", flush=True)
             report.cases.append(case := Case(kind, side, pages=SIZE // PAGE - 1))
+            report.save(path)
             _run(job, case)
             report.save(path)
-    except (LabError, OSError, subprocess.CalledProcessError) as error:
+    except Exception as error:  # whatever it is, the host tells of it
         report.error = f"{type(error).__name__}: {error}"
         report.console = error.console if isinstance(error, VmError) else ""
     report.save(path)
@@ -69,12 +71,12 @@ def main() -> int:
 def _run(job: Job, case: Case) -> None:
     place = _DEVICE
     if case.kind != "devdax":
-        _mount(dax="always" if case.kind == "dax" else "never")
+        _mount(dax="never" if case.kind == "file" else "always")
         place = _MOUNTED / "nvdimm"
         with place.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, SIZE)
     _fill(_mapped(place))
-    if case.kind != "devdax":
+    if case.kind in _SYNCED:
         os.sync()
     with tempfile.TemporaryDirectory() as name, retry.no_complaint(Path(name)):
         side = Side(case.side, parameter=case.side == ON)
@@ -83,7 +85,7 @@ def _run(job: Job, case: Case) -> None:
         if case.kind != "devdax":
             _cut()
             _mount(dax="never")
-        at.progress.now("the power was cut; what is left?")
+        at.progress.now("QEMU is gone, and power, if it can be cut; what is left?")
     case.left = _left(_mapped(place))
 
 
@@ -162,22 +164,26 @@ async def _wait_for_all(vm: Vm, case: Case) -> None:
 
 async def _rounds(vm: Vm, case: Case, place: Path, words: numpy.ndarray) -> None:
     files = kvm.files(vm.pid)
-    faults = _faults(files)
+    faults, again = _faults(files), 0
     for number in range(LAST + 1):
+        over = asyncio.Event()
+        syncs = 0 < number < LAST and case.kind in _SYNCED
         words[-PAGE // 8] = number + 1
-        syncing = asyncio.create_task(_sync(case, place)) if 0 < number < LAST else None
+        syncing = asyncio.create_task(_sync(case, place, words, over)) if syncs else None
 
-        def over(text: str, number: int = number) -> bool:
+        def ended(text: str, number: int = number) -> bool:
             return _up(text) and len(_ROUND.findall(text)) > number
 
-        await vm.said(f"round {number} has not ended", over, SECONDS)
-        if not number:
-            case.faults = _faults(files) - faults
+        await vm.said(f"round {number} has not ended", ended, SECONDS)
+        over.set()
         if syncing:
-            syncing.cancel()
-            with suppress(asyncio.CancelledError):
-                await syncing
-            await asyncio.to_thread(_sync_once, place)
+            await syncing
+        case.faults.append(_faults(files) - faults)
+        faults += case.faults[-1]
+        if not number:
+            again = _again(files)
+        elif number == LAST - 1:
+            case.repopulated = _again(files) - again
         vm.progress.now(f"round {number}")
 
 
@@ -185,16 +191,24 @@ def _faults(files: dict[str, Path]) -> int:
     return kvm.memory_faults(kvm.read(files, kvm.CURVE))
 
 
-async def _sync(case: Case, place: Path) -> None:
-    """Sync the file time after time, and count that."""
-    while case.kind != "devdax":
-        await asyncio.shield(asyncio.to_thread(_sync_once, place))
-        case.syncs += 1
+def _again(files: dict[str, Path]) -> int:
+    return sum(kvm.read(files, ("tdp_repopulated", "tdp_fault_around")).values())
+
+
+async def _sync(case: Case, place: Path, words: numpy.ndarray, over: asyncio.Event) -> None:
+    """Sync the file until the round is over, and once more then.
+
+    Count the times when the guest had begun to write, and has not ended.
+    """
+    first, last = 0, -PAGE // 8 - 1
+    while not over.is_set():
+        midway = words[first] >> _ROUND_SHIFT != words[last] >> _ROUND_SHIFT
+        await asyncio.to_thread(_sync_once, place)
+        case.syncs += bool(midway)
+    await asyncio.to_thread(_sync_once, place)
 
 
 def _sync_once(place: Path) -> None:
-    if place == _DEVICE:
-        return
     fd = os.open(place, os.O_RDWR)
     try:
         os.fsync(fd)

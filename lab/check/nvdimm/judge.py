@@ -5,6 +5,14 @@ from collections.abc import Iterator, Sequence
 from lab.check.nvdimm.config import KINDS, LAST, ON, Case, Report
 from lab.check.outcome import Outcome, State, tail
 
+_WANTED = {
+    "dax": "after a power cut, all that the guest wrote is in the file",
+    "unsynced": "after a power cut, so is the file itself, by MAP_SYNC",
+    "devdax": "with QEMU gone, all that the guest wrote is in the device",
+    "file": "after a power cut, all that was synced is there, and not all that was not",
+}
+"""Of each kind; caches of CPUs, which a real cut takes, are not emulated."""
+
 
 def judge(report: Report, side: str, stock: Report | None) -> list[Outcome]:
     """Return what came of each promise; `stock` is what has run without the series, if any."""
@@ -38,28 +46,24 @@ def _promises(case: Case, stock: Case | None) -> Iterator[tuple[str, bool, str]]
         len(wrong) == LAST + 1 and not any(wrong),
         f"{wrong} words are wrong",
     )
-    yield f"after a power cut, {_wanted(case)}", _survives(case), _left(case)
-    if case.kind != "devdax":
+    yield _WANTED[case.kind], _survives(case), _left(case)
+    if case.kind in ("dax", "file"):
         yield (
             "the file was synced while it was written to",
             case.syncs > 0,
             f"{case.syncs} times",
         )
+        if case.side == ON:
+            what = "what a sync has write-protected is mapped again ahead of faults"
+            yield what, case.repopulated > 0, f"{case.repopulated} pages"
     ahead = case.mapped_ahead
     found = f"{ahead} pages are mapped, {case.pages} are the NVDIMM's"
     if case.side == ON:
         yield "it is mapped before a vCPU runs", ahead >= case.pages, found
-        if stock:
-            found = f"{case.faults}, stock {stock.faults}"
-            yield "fewer faults in the first pass", case.faults < stock.faults, found
+        found = f"{case.faults[:1]}, stock {stock.faults[:1] if stock else 'not run'}"
+        yield "no fault in the first pass", case.faults[:1] == [0], found
     else:
         yield "nothing is mapped before a vCPU runs", not ahead, found
-
-
-def _wanted(case: Case) -> str:
-    if case.kind == "file":
-        return "all that was synced is there, and not all that was not"
-    return "all that the guest has flushed is there"
 
 
 def _survives(case: Case) -> bool:
