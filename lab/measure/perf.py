@@ -109,6 +109,10 @@ log, takes a turn more or less, which is half of it: that is shown, not judged."
 TURN = 400_000
 """Instructions, about, of a turn: what is less than that apart cannot be told apart."""
 
+FEW = 2
+"""vCPUs, with which a pass over huge pages is judged. Threads of vCPUs that have started spin
+until all have: with more of them, that is as much as the pass, and another time each time."""
+
 NOTE = f"""\
 Instructions of a CPU for each 4 KiB page of a vCPU, all CPUs doing as much at the same time:
 what a vCPU waits for. Faulted in, mapped: by one thread for all vCPUs, so they wait longer the
@@ -360,7 +364,7 @@ def judge(known: Known) -> Iterator[Verdict]:
             yield _no_more(f"{name}: pass of vCPUs, logged", *pair, TURN / run.pages)
         elif run.backing in SMALL:
             yield _less(f"{name}: mapping and first pass", stock.first, figure.first)
-        else:
+        elif run.vcpus <= FEW:
             pair = stock.first, figure.first
             yield _no_more(f"{name}: mapping and first pass", *pair, TURN / run.pages)
 
