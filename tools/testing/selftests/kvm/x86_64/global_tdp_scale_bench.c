@@ -141,23 +141,17 @@ static void populate_async(uint64_t nr_bytes)
 
 /*
  * What the follower, which sleeps by now, takes for its next pass, which finds what
- * @mark has marked.  It then sleeps for longer than it is waited for here.  By the
+ * @mark has marked.  Those that follow, at least 10ms later, don't count.  By the
  * clock, i.e. with whoever preempts it; on one CPU it does not begin before this sleeps.
  */
 static uint64_t time_pass(void (*mark)(void))
 {
-	pid_t tids[MAX_THREADS];
 	uint64_t before, ns;
 
-	TEST_ASSERT_EQ(gtdp_kernel_threads(tids, MAX_THREADS), 1);
 	mark();
 	/* What the call itself took is in it by now. */
 	before = vm_get_stat(vm, "tdp_populate_time_ns");
-	do {
-		ns = vm_get_stat(vm, "tdp_populate_time_ns");
-		usleep(20000);
-	} while (gtdp_is_running(tids[0]) || ns == before ||
-		 vm_get_stat(vm, "tdp_populate_time_ns") != ns);
+	__gtdp_wait_until((ns = vm_get_stat(vm, "tdp_populate_time_ns")) != before, 2000);
 	return ns - before;
 }
 
