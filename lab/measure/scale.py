@@ -87,7 +87,7 @@ CASES = (
         {"ns": "follower: 4 KiB pages", "done_ns": "follower: a pass, nothing to do"},
     ),
     Case(
-        *("vmm", "thp", (1, 4), (64, 1024)),
+        *("vmm", "thp", (4, 64), (1024,)),
         {
             "ns": "populate 2 MiB pages",
             "free_ns": "end the VM, all mapped by 2 MiB",
@@ -95,7 +95,7 @@ CASES = (
         },
     ),
     Case(
-        *("follower", "thp", (4, 16), (64,)),
+        *("follower", "thp", (16, 64), (256,)),
         {"ns": "follower: 2 MiB pages"},
     ),
     Case(
