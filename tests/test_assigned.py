@@ -181,7 +181,7 @@ class Judge(unittest.TestCase):
 
 class Saved(unittest.TestCase):
     def test_there_and_back(self) -> None:
-        report = Report(False, [a_case(ON)], "why", "last words")
+        report = Report(False, [a_case(ON)], error="why", console="last words")
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "report.json"
             report.save(path)

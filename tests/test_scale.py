@@ -58,12 +58,6 @@ class Growth(unittest.TestCase):
         with self.assertRaisesRegex(LabError, "case vmm, backing 4k, gib 1"):
             Model([got for got in records() if got["case"] != "vmm"])
 
-    def test_passes_count_one_by_one(self) -> None:
-        twice = [got | {"passes": 2} if "pass_ns" in got else got for got in records()]
-        model = Model(twice)
-        self.assertEqual(model.line("sparse", "4k", "pass_ns"), Line(500, 1024))
-        self.assertEqual(model.line("sparse", "4k", "call_ns"), Line(1000, 2048))
-
 
 class Checks(unittest.TestCase):
     """Of predictions, beside what was run."""

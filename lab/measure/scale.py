@@ -259,9 +259,7 @@ class Model:
     def figure(self, case: Case, gib: int, figure: str) -> float:
         """Return what one run came to."""
         got = find(self.records, case=case.name, backing=case.backing, gib=gib, traced=False)
-        # Of a pass, if there was more than one.
-        passes = max(1, int(got.get("passes", 1))) if figure == "pass_ns" else 1
-        return int(got[figure]) / passes
+        return int(got[figure])
 
     def line(self, name: str, backing: str, figure: str = "ns") -> Line:
         """Return how a figure grows."""

@@ -6,24 +6,19 @@ machine, and `judge` looks at what came of it. lab.check.pinned has devices that
 
 import argparse
 import itertools
-import shlex
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from lab import shell
-from lab.check import pinned, report
+from lab.check import guests, pinned, report
 from lab.check.assigned import judge
 from lab.check.assigned.config import OFF, ON, STOCK, Report
-from lab.check.outcome import Outcome, State
 from lab.check.report import Part
 from lab.demo import guest
 from lab.demo.config import Job
-from lab.error import LabError
 from lab.machine import npt, params
 from lab.make import modules
-from lab.paths import BUILD, VENV_BIN
-from lab.shell import console
+from lab.paths import BUILD
 from lab.source import debian
 
 CASES = {
@@ -65,29 +60,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _guests(whose: str, cases: Sequence[str]) -> Part:
-    part = Part(f"guests with an NVMe drive, {whose} modules")
-    console.print(f"[bold]{part.title}[/]")
-    began = time.monotonic()
     job, path = _DIRECTORY / "job.json", _DIRECTORY / f"{whose}.json"
     _job().save(job)
     path.unlink(missing_ok=True)
-    program = (VENV_BIN / "python", "-B", "-m", "lab.check.assigned.inside")
-    try:
-        done = npt.command(
-            shlex.join(map(str, (*program, job, path, *cases))),
-            machine="drive",
-            stock=whose == "stock",
-            swap=True,
-            timeout=npt.BOOT_SECONDS + _CASE_SECONDS * len(cases),
-        )
-    except LabError as error:
-        part.outcomes.append(Outcome("the machine", State.FAILED, reason=str(error)))
-    else:
-        complaints = [Outcome("the kernel", State.FAILED, output=text) for text in done.splats]
-        part.outcomes += complaints
+    part = guests.run(
+        f"guests with an NVMe drive, {whose} modules",
+        "lab.check.assigned.inside",
+        (job, path, *cases),
+        machine="drive",
+        stock=whose == "stock",
+        swap=True,
+        timeout=npt.BOOT_SECONDS + _CASE_SECONDS * len(cases),
+    )
     found = Report.load(path) if path.exists() else Report(error="no guest was started")
     part.outcomes += judge.judge(found, cases)
-    part.seconds = time.monotonic() - began
     return part
 
 

@@ -1,9 +1,11 @@
 """What came of the guests with an assigned drive: the JSON between host and lab machine."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+
+from lab.check.guests import Told
 
 Counters = dict[str, int]
 
@@ -72,23 +74,17 @@ class Case:
 
 
 @dataclass
-class Report:
+class Report(Told):
     """All cases, or those before the failure."""
 
     has_parameter: bool = True
     cases: list[Case] = field(default_factory=list)
-    error: str = ""
-    console: str = ""
-    """Last lines of the guest, where there is an error."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
         report = cls(**json.loads(path.read_text()))
         report.cases = [_case(case) for case in report.cases]  # type: ignore[arg-type]
         return report
-
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
 def _case(told: dict) -> Case:

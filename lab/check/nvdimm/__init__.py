@@ -7,22 +7,17 @@ the lab machine, and `judge` looks at what came of it.
 """
 
 import argparse
-import shlex
-import time
 
 from lab import shell
-from lab.check import report
+from lab.check import guests, report
 from lab.check.nvdimm import judge
 from lab.check.nvdimm.config import KINDS, ON, STOCK, Report
-from lab.check.outcome import Outcome, State
 from lab.check.report import Part
 from lab.demo import guest
 from lab.demo.config import Job
-from lab.error import LabError
 from lab.machine import npt, params
 from lab.make import modules
-from lab.paths import BUILD, ROOT, VENV_BIN
-from lab.shell import console
+from lab.paths import BUILD, ROOT
 from lab.source import debian
 
 _MEM_MIB = 256
@@ -52,28 +47,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _guests(side: str, stock: Report | None) -> tuple[Part, Report]:
-    part = Part(f"guests with an NVDIMM, {side}")
-    console.print(f"[bold]{part.title}[/]")
-    began = time.monotonic()
     job, path = _DIRECTORY / "job.json", _DIRECTORY / f"{side}.json"
     _job().save(job)
     path.unlink(missing_ok=True)
-    program = (VENV_BIN / "python", "-B", "-m", "lab.check.nvdimm.inside")
-    try:
-        done = npt.command(
-            shlex.join(map(str, (*program, job, path, side))),
-            machine="pmem",
-            stock=side == STOCK,
-            timeout=npt.BOOT_SECONDS + _CASE_SECONDS * len(KINDS),
-        )
-    except LabError as error:
-        part.outcomes.append(Outcome("the machine", State.FAILED, reason=str(error)))
-    else:
-        complaints = [Outcome("the kernel", State.FAILED, output=text) for text in done.splats]
-        part.outcomes += complaints
+    part = guests.run(
+        f"guests with an NVDIMM, {side}",
+        "lab.check.nvdimm.inside",
+        (job, path, side),
+        machine="pmem",
+        stock=side == STOCK,
+        timeout=npt.BOOT_SECONDS + _CASE_SECONDS * len(KINDS),
+    )
     found = Report.load(path) if path.exists() else Report(error="no guest was started")
     part.outcomes += judge.judge(found, side, stock)
-    part.seconds = time.monotonic() - began
     return part, found
 
 

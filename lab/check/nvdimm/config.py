@@ -1,9 +1,11 @@
 """What came of the guests with an NVDIMM: the JSON between host and lab machine."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+
+from lab.check.guests import Told
 
 STOCK, ON = "stock", "on"
 KINDS = ("dax", "unsynced", "devdax", "file")
@@ -44,13 +46,10 @@ class Case:
 
 
 @dataclass
-class Report:
+class Report(Told):
     """All cases, or those before the failure."""
 
     cases: list[Case] = field(default_factory=list)
-    error: str = ""
-    console: str = ""
-    """Last lines of the guest, where there is an error."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -59,9 +58,3 @@ class Report:
         for case in report.cases:
             case.left = {int(number): pages for number, pages in case.left.items()}
         return report
-
-    def save(self, path: Path) -> None:
-        # Whole or not at all: the machine may die meanwhile.
-        whole = path.with_suffix(".new")
-        whole.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        whole.rename(path)

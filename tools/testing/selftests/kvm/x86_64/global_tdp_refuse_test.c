@@ -33,7 +33,6 @@
 
 /* How often a memslot is created, and in which time after the vCPU has begun. */
 #define NR_CREATED	100
-#define CREATED_NS	5000000
 
 /* What this thread may do with memory that has a key; glibc need not know. */
 static void write_pkru(uint32_t pkru)
@@ -251,6 +250,16 @@ static void read_page(struct kvm_vcpu *vcpu)
 	gtdp_finish_job(vcpu);
 }
 
+/* How long a fault takes now that finds no memslot; on a busy host, that varies. */
+static int64_t time_fault(struct kvm_vcpu *vcpu)
+{
+	struct timespec start;
+
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	read_page(vcpu);
+	return timespec_to_ns(timespec_elapsed(start));
+}
+
 /*
  * A memslot is created while a vCPU's fault, which has found none, is on its way;
  * the page is mapped before the fault is done, and remains so.
@@ -277,7 +286,7 @@ static bool test_created(void)
 		pthread_create(&creator, NULL, create_soon, &race);
 
 		/* Anywhere in what the fault may take. */
-		race.delay_ns = i * CREATED_NS / NR_CREATED;
+		race.delay_ns = i * time_fault(vcpu) / NR_CREATED;
 		clock_gettime(CLOCK_MONOTONIC, &race.start);
 		WRITE_ONCE(race.go, true);
 		read_page(vcpu);
