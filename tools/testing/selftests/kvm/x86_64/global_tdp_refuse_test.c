@@ -250,16 +250,6 @@ static void read_page(struct kvm_vcpu *vcpu)
 	gtdp_finish_job(vcpu);
 }
 
-/* How long a fault takes now that finds no memslot; on a busy host, that varies. */
-static int64_t time_fault(struct kvm_vcpu *vcpu)
-{
-	struct timespec start;
-
-	clock_gettime(CLOCK_MONOTONIC, &start);
-	read_page(vcpu);
-	return timespec_to_ns(timespec_elapsed(start));
-}
-
 /*
  * A memslot is created while a vCPU's fault, which has found none, is on its way;
  * the page is mapped before the fault is done, and remains so.
@@ -268,6 +258,7 @@ static bool test_created(void)
 {
 	pthread_t creator, populator;
 	struct kvm_vcpu *vcpu;
+	int64_t fault_ns = 0;
 	struct race race;
 	uint64_t nr_code;
 	int i;
@@ -285,11 +276,12 @@ static bool test_created(void)
 		pthread_create(&populator, NULL, populate_soon, &race);
 		pthread_create(&creator, NULL, create_soon, &race);
 
-		/* Anywhere in what the fault may take. */
-		race.delay_ns = i * time_fault(vcpu) / NR_CREATED;
+		/* Anywhere in what the fault takes: on a busy host, that varies. */
+		race.delay_ns = i * fault_ns / NR_CREATED;
 		clock_gettime(CLOCK_MONOTONIC, &race.start);
 		WRITE_ONCE(race.go, true);
 		read_page(vcpu);
+		fault_ns = timespec_to_ns(timespec_elapsed(race.start));
 		pthread_join(creator, NULL);
 		pthread_join(populator, NULL);
 
