@@ -8,17 +8,17 @@ from lab.check.nvdimm import judge
 from lab.check.nvdimm.config import KINDS, LAST, ON, STOCK, Case, Report
 from lab.check.outcome import State
 
-PAGES = 100
+PAGES = 1000
 
 
 def a_report(side: str) -> Report:
     """Return one in which all is as it must be."""
-    ahead, faults = (PAGES, [0, 7, 7, 7]) if side == ON else (0, [9] * 4)
+    ahead, faults = (PAGES, [0, 7, 7, PAGES]) if side == ON else (0, [PAGES] * 4)
     report = Report()
     for kind in KINDS:
-        left = {LAST - 1: 60, LAST: 40} if kind == "file" else {LAST: PAGES}
+        left = {LAST - 1: 600, LAST: 400} if kind == "file" else {LAST: PAGES}
         report.cases.append(
-            Case(kind, side, PAGES, ahead, faults, [0] * (LAST + 1), 3, 8, left)
+            Case(kind, side, PAGES, ahead, [*faults], [0] * (LAST + 1), 3, 8, left)
         )
     return report
 
@@ -69,13 +69,18 @@ class Judge(unittest.TestCase):
         self.dax.mapped_ahead -= 1
         self.assertEqual(self.failed(), ["dax, on: it is mapped before a vCPU runs"])
         self.dax.mapped_ahead += 1
-        for faults in ([1, 0, 0, 0], []):
-            self.file.faults = faults
-            self.assertEqual(self.failed(), ["file, on: no fault in the first pass"])
-        self.file.faults = [0]
+        self.file.faults[0] = 1
+        self.assertEqual(self.failed(), ["file, on: no fault in the first pass"])
+        self.file.faults[0] = 0
         self.file.repopulated = 0
         what = "what a sync has write-protected is mapped again ahead of faults"
         self.assertEqual(self.failed(), [f"file, on: {what}"])
+
+    def test_writes_that_no_file_system_is_told_of(self) -> None:
+        for case, enough in ((self.dax, PAGES // 512), (self.file, PAGES)):
+            case.faults[LAST] = enough - 1
+            self.assertEqual(self.failed(), [f"{case.kind}, on: a write after a sync faults"])
+            case.faults[LAST] = enough
 
     def test_a_file_that_nobody_synced(self) -> None:
         self.file.syncs = 0

@@ -13,6 +13,9 @@ _WANTED = {
 }
 """Of each kind; caches of CPUs, which a real cut takes, are not emulated."""
 
+_DAX_PAGES = 512
+"""Of 4 KiB, in the largest that the host may map DAX by: the file system is told of each."""
+
 
 def judge(report: Report, side: str, stock: Report | None) -> list[Outcome]:
     """Return what came of each promise; `stock` is what has run without the series, if any."""
@@ -53,6 +56,9 @@ def _promises(case: Case, stock: Case | None) -> Iterator[tuple[str, bool, str]]
             case.syncs > 0,
             f"{case.syncs} times",
         )
+        least = case.pages // _DAX_PAGES if case.kind == "dax" else case.pages
+        found = f"{case.faults[-1:]} faults, at least {least}"
+        yield "a write after a sync faults", sum(case.faults[LAST:]) >= least, found
         if case.side == ON:
             what = "what a sync has write-protected is mapped again ahead of faults"
             yield what, case.repopulated > 0, f"{case.repopulated} pages"
