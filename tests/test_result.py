@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from lab.machine import runs
+from lab.machine import runs, served
 from lab.machine.result import COMPLAINED, KILLED, TIMED_OUT, Command, Result, Run, Stream
 from lab.paths import ROOT
 
@@ -91,12 +91,13 @@ class Runner(unittest.TestCase):
             text = re.sub(r"^(mount_missing [a-z]|.*mount -t).*$", "", text, flags=re.M)
             (self.scratch / name).write_text(text)
         self.load("true")
+        self.clock = ""
 
     def load(self, how: str) -> None:
         (self.scratch / "modules.sh").write_text(f"load() {{ {how}; }}\n")
 
     def heard(self, shell: list[str], *commands: Command) -> Stream:
-        settings = {"beats": "", "cpus": "", "prepare": "", "swap": ""}
+        settings = {"beats": "", "clock": self.clock, "cpus": "", "prepare": "", "swap": ""}
         runs.write_job(self.run_directory, commands, "", settings)
         stream, told = Stream(), self.scratch / "told"
         with told.open("wb") as sink:  # a pipe would wait for what is left behind
@@ -127,6 +128,19 @@ class Runner(unittest.TestCase):
                 self.assertEqual(outputs, [f"{ROOT}\noops\n", "", "72\n", ""])
                 self.assertEqual((self.scratch / "pages").read_text(), "0\n")
                 self.assertTrue(self._is_over((self.scratch / "left").read_text().strip()))
+
+    def test_a_limit_goes_by_the_clock_of_the_machine(self) -> None:
+        self.clock = served.FILE
+        clock = self.run_directory / served.FILE
+        clock.write_text("40\n")
+        # Three seconds that nobody serves, then all at once.
+        slow = f"sleep 3; echo goes on; echo 60 >{clock}; exec sleep 15"
+        for shell in SHELLS:
+            with self.subTest(shell):
+                stream = self.heard(shell, Command(slow, "slow", limit=1))
+                self.assertEqual(stream.results[0].status, KILLED)
+                self.assertIn("goes on\nlab: after 1 s: ", stream.results[0].output)
+                clock.write_text("40\n")
 
     @staticmethod
     def _is_over(pid: str) -> bool:

@@ -1,8 +1,20 @@
 #!/bin/sh
 # Ends a command that has had its time, after telling where its threads are, those together
 # that are at the same place.
-#	limit.sh SESSION SECONDS
-sleep "$2"
+#	limit.sh SESSION SECONDS [CLOCK]
+# The clock is a file of lab/machine/served.py: its seconds are those in which the machine got
+# of its host what it wanted.
+now() {
+	read -r seconds <"$1"
+	echo "${seconds:-0}"
+}
+
+if [ -e "$3" ]; then
+	end=$(($(now "$3") + $2))
+	while [ "$(now "$3")" -lt "$end" ]; do sleep 1; done
+else
+	sleep "$2"
+fi
 for task in /proc/[0-9]*/task/[0-9]*; do
 	# After the name, which may have anything in it: state, parent, group, session.
 	# shellcheck disable=SC2046

@@ -2,7 +2,7 @@
 # Runs in an emulated machine, as root: the commands of a list, one by one.
 #	run.sh DIRECTORY
 # lab/machine/runs.py has written there
-#	job		settings: root, beats, cpus (that commands may use), swap, prepare
+#	job		settings: root, beats, clock, cpus (that commands may use), swap, prepare
 #	modules		what to load, for modules.sh
 #	commands	a line each: number, seconds that it may take, huge pages, name
 #	command.NUMBER	a script
@@ -44,7 +44,7 @@ run_one() { # number, seconds, huge pages, name
 	session=$!
 	timer=
 	if [ "$2" != 0 ]; then
-		setsid sh "$LAB_GUEST/limit.sh" $session "$2" 2>&1 &
+		setsid sh "$LAB_GUEST/limit.sh" $session "$2" ${clock:+"$run/$clock"} 2>&1 &
 		timer=$!
 	fi
 	wait $session 2>/dev/null # which would tell of a signal

@@ -27,7 +27,7 @@ from typing import IO
 
 from lab import shell
 from lab.error import LabError
-from lab.machine import disk, runs, splat
+from lab.machine import disk, runs, served, splat
 from lab.machine import params as modules
 from lab.machine.result import Command, Ended, Run, Stream
 from lab.source import debian
@@ -110,7 +110,7 @@ def _make_initramfs(
     (root / "init").chmod(0o755)
     for line in listed.splitlines():
         _copy_module(Path(line.split()[0]), root)
-    settings = {"beats": "", "cpus": "", "prepare": "", "swap": runs.SWAP}
+    settings = {"beats": "", "clock": "", "cpus": "", "prepare": "", "swap": runs.SWAP}
     runs.write_job(directory, commands, listed.replace(".ko.xz", ".ko"), settings)
     for path in directory.iterdir():
         if path.is_file():
@@ -153,11 +153,11 @@ def _power_on(directory: Path, stream: Stream, timeout: float) -> None:
     os.write(ours, b"\n")  # Bochs sleeps with its CPU while nothing is there to be read
     drain = threading.Thread(target=_drain, args=(ours,), daemon=True)
     drain.start()
-    console, end = directory / "console", time.monotonic() + timeout
+    console, clock = directory / "console", served.Served(directory, machine.pid)
     with runs.leashed(machine):
         try:
             with shell.working("Bochs", lambda: f"{len(stream.results)} begun"):
-                _hear(machine, console, stream, end)
+                _hear(machine, console, stream, clock, timeout)
         finally:
             machine.kill()
             machine.wait()
@@ -165,9 +165,15 @@ def _power_on(directory: Path, stream: Stream, timeout: float) -> None:
             (directory / "disc.iso").unlink()
 
 
-def _hear(machine: subprocess.Popen[bytes], console: Path, stream: Stream, end: float) -> None:
+def _hear(
+    machine: subprocess.Popen[bytes],
+    console: Path,
+    stream: Stream,
+    clock: served.Served,
+    timeout: float,
+) -> None:
     heard, panic = 0, False
-    while not (stream.done or stream.failure or panic) and time.monotonic() < end:
+    while not (stream.done or stream.failure or panic) and clock.seconds < timeout:
         if runs.STOPPING.is_set():
             raise KeyboardInterrupt
         gone = machine.poll() is not None
@@ -181,6 +187,7 @@ def _hear(machine: subprocess.Popen[bytes], console: Path, stream: Stream, end: 
         if gone:
             break
         time.sleep(1)
+        clock.tick()
 
 
 def _drain(terminal: int) -> None:

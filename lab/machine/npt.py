@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from lab.error import LabError
-from lab.machine import heartbeat, runs, splat, tsc
+from lab.machine import heartbeat, runs, served, splat, tsc
 from lab.machine import params as modules
 from lab.machine.result import Command, Ended, Run, Stream
 from lab.make import probes
@@ -163,7 +162,8 @@ def run(
     and `kvm` say whose modules, as in lab.machine.params. `image` is a kernel with KVM built
     in, to boot instead of Debian's; `params` are the kernel's then. `machine` is one of
     MACHINES, which says how many `cpus` it has by default; `swap` gives it swap space.
-    `timeout` is in seconds and includes the boot.
+    `timeout` is in seconds in which the machine is served, see lab.machine.served, and
+    includes the boot.
     `live` gets what the commands print, `ended` each result. A machine that dies midway has
     results, too. LabError: it does not boot, or a module does not load.
     """
@@ -178,6 +178,7 @@ def run(
         listed = f"{probes.BREAKPOINT}\n{listed}"
     settings = {
         "beats": "" if icount or image else "yes",
+        "clock": "" if icount else served.FILE,
         "cpus": "" if icount else f"1-{count}",
         "prepare": kind.prepare,
         "tools": str(_pmem_tools()) if machine == "pmem" else "",
@@ -273,7 +274,10 @@ def pump(
     hear: Callable[[bytes], None],
     timeout: float,
 ) -> Ending:
-    """Run the machine, passing on what it prints, and end it if it must be."""
+    """Run the machine, passing on what it prints, and end it if it must be.
+
+    `timeout` is in seconds in which it is served, see lab.machine.served.
+    """
     if runs.STOPPING.is_set():
         raise KeyboardInterrupt
     search = f"{VENV_BIN}:/usr/sbin:/sbin:{os.environ['PATH']}"
@@ -296,21 +300,22 @@ def pump(
             reader.start()
         with runs.leashed(machine):
             try:
-                return _wait(machine, directory, time.monotonic() + timeout)
+                return _wait(machine, directory, timeout)
             finally:
                 _end(machine)
                 for reader in readers:
                     reader.join()
 
 
-def _wait(machine: subprocess.Popen[bytes], directory: Path, deadline: float) -> Ending:
-    pulse = heartbeat.Heartbeat(directory)
-    while time.monotonic() < deadline:
+def _wait(machine: subprocess.Popen[bytes], directory: Path, timeout: float) -> Ending:
+    pulse, clock = heartbeat.Heartbeat(directory), served.Served(directory, machine.pid)
+    while clock.seconds < timeout:
         if runs.STOPPING.is_set():
             raise KeyboardInterrupt
         try:
             machine.wait(1)
         except subprocess.TimeoutExpired:
+            clock.tick()
             if pulse.is_dead():
                 return Ending.DEAD
         else:

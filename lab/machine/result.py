@@ -34,7 +34,8 @@ class Command:
     """What it is called in the kernel's log."""
 
     limit: float = 0
-    """Seconds of the machine that it may take; 0 is for ever."""
+    """Seconds in which the machine is served, see lab.machine.served, that it may take; 0 is
+    for ever."""
 
     huge_pages: int = 0
     """To be reserved for it, of 2 MiB each."""
