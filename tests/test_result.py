@@ -134,7 +134,9 @@ class Runner(unittest.TestCase):
         clock = self.run_directory / served.FILE
         clock.write_text("40\n")
         # Three seconds that nobody serves, then all at once.
-        slow = f"sleep 3; echo goes on; echo 60 >{clock}; exec sleep 15"
+        slow = (
+            f"sleep 3; echo goes on; echo 60 >{clock}; sleep 5; echo 80 >{clock}; exec sleep 15"
+        )
         for shell in SHELLS:
             with self.subTest(shell):
                 stream = self.heard(shell, Command(slow, "slow", limit=1))

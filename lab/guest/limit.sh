@@ -4,14 +4,14 @@
 #	limit.sh SESSION SECONDS [CLOCK]
 # The clock is a file of lab/machine/served.py: its seconds are those in which the machine got
 # of its host what it wanted.
-now() {
-	read -r seconds <"$1"
-	echo "${seconds:-0}"
+now() { # what can't be read just now is no time
+	read -r seconds <"$1" && [ "$seconds" ]
 }
 
 if [ -e "$3" ]; then
-	end=$(($(now "$3") + $2))
-	while [ "$(now "$3")" -lt "$end" ]; do sleep 1; done
+	until now "$3"; do sleep 1; done
+	end=$((seconds + $2))
+	until now "$3" && [ "$seconds" -ge "$end" ]; do sleep 1; done
 else
 	sleep "$2"
 fi

@@ -173,7 +173,7 @@ def _hear(
     timeout: float,
 ) -> None:
     heard, panic = 0, False
-    while not (stream.done or stream.failure or panic) and clock.seconds < timeout:
+    while not (stream.done or stream.failure or panic or clock.is_past(timeout)):
         if runs.STOPPING.is_set():
             raise KeyboardInterrupt
         gone = machine.poll() is not None

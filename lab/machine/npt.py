@@ -309,7 +309,7 @@ def pump(
 
 def _wait(machine: subprocess.Popen[bytes], directory: Path, timeout: float) -> Ending:
     pulse, clock = heartbeat.Heartbeat(directory), served.Served(directory, machine.pid)
-    while clock.seconds < timeout:
+    while not clock.is_past(timeout):
         if runs.STOPPING.is_set():
             raise KeyboardInterrupt
         try:
@@ -369,7 +369,7 @@ def _judge(stream: Stream, directory: Path, ending: Ending, timeout: float) -> R
     if ending is Ending.DEAD:
         run.died = f"{STILL}; see {directory}"
     elif ending is Ending.LATE:
-        run.died = f"{LATE} {timeout:g} s; see {directory}"
+        run.died = f"{LATE} {timeout:g} s that it was served; see {directory}"
     elif (directory / "begun").exists():
         run.died = f"the guest died in the run; its console is {directory / 'console'}"
     else:

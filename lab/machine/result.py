@@ -34,8 +34,8 @@ class Command:
     """What it is called in the kernel's log."""
 
     limit: float = 0
-    """Seconds in which the machine is served, see lab.machine.served, that it may take; 0 is
-    for ever."""
+    """Seconds in which the machine is served, see lab.machine.served, that it may take,
+    or, under -icount and on Bochs, its own; 0 is for ever."""
 
     huge_pages: int = 0
     """To be reserved for it, of 2 MiB each."""

@@ -1,5 +1,6 @@
 """Files of runs, and the end of all of them."""
 
+import math
 import os
 import re
 import shlex
@@ -54,7 +55,8 @@ def write_job(
     (directory / "modules").write_text(modules)
     lines.clear()
     for number, command in enumerate(commands):
-        lines.append(f"{number} {command.limit:g} {command.huge_pages} {command.name}\n")
+        limit = math.ceil(command.limit)
+        lines.append(f"{number} {limit} {command.huge_pages} {command.name}\n")
         (directory / f"command.{number}").write_text(f"{command.line}\n")
     (directory / "commands").write_text("".join(lines))
 

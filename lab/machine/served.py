@@ -3,23 +3,35 @@
 On a busy host, what takes 3 s in a machine takes minutes: its CPUs wait for the host's, and for
 each other most of all, where they have to be run at the same time. A limit in seconds of the
 host then ends what does not hang. So limits are in seconds in which the machine got what it
-wanted: of a second in which its threads ran for a quarter of what they ran and waited for a CPU
-(proc_pid_schedstat in the kernel's documentation of /proc), a quarter counts. Time that was
-stolen from the host (proc_stat(5)) is not served, either.
+wanted: of a second in which its threads ran for half of what they ran and waited for a CPU
+(proc_pid_schedstat in the kernel's documentation of /proc), a half counts. Time that was stolen
+from the host (proc_stat(5)) is not served, either. Where the host tells nothing, all is.
 """
 
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 FILE = "served"
 """The file of a run in which the machine reads the clock, in whole seconds."""
 
-LEAST = 0.1
+LEAST = 0.25
 """What always counts of a second, so that a hang ends on any host."""
+
+GRACE = 1200
+"""Seconds of the host that a machine may take beyond its limit, at most."""
 
 _STEAL, _IDLE = 7, (3, 4)
 _STAT = Path("/proc/stat")
+
+
+class Thread(NamedTuple):
+    """What the host knows of a thread: times in ns, and whether it runs or wants to."""
+
+    ran: int = 0
+    waited: int = 0
+    wants: bool = False
 
 
 class Served:
@@ -27,27 +39,30 @@ class Served:
 
     def __init__(self, directory: Path, session: int) -> None:
         self._path, self._session = directory / FILE, session
-        self._ran = _ran(session)
+        self._threads = threads(session)
         self._host = _host()
-        self._at = time.monotonic()
+        self._begun = self._at = time.monotonic()
         self.seconds = 0.0
         self._write()
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the host."""
+        return self._at - self._begun
+
+    def is_past(self, limit: float) -> bool:
+        """Whether a machine has had its time."""
+        return self.seconds >= limit or self.elapsed >= limit + GRACE
+
     def tick(self) -> None:
         """Add what was served since the last time, and tell the machine."""
-        at, ran, host = time.monotonic(), _ran(self._session), _host()
-        before = [self._ran.get(task, (0, 0)) for task in ran]
-        spent, waited = (
-            sum(
-                max(0, new[which] - old[which])
-                for old, new in zip(before, ran.values(), strict=True)
-            )
-            for which in (0, 1)
-        )
-        own, stolen = (new - old for old, new in zip(self._host, host, strict=True))
-        share = part(spent, waited) * part(own, stolen)
-        self.seconds += (at - self._at) * max(LEAST, share)
-        self._at, self._ran, self._host = at, ran, host
+        at, found, host = time.monotonic(), threads(self._session), _host()
+        old = [self._threads.get(task, Thread()) for task in found]
+        of_machine = share(old, list(found.values()), int((at - self._at) * 1e9))
+        own, stolen = (max(0, b - a) for a, b in zip(self._host, host, strict=True))
+        self.seconds += (at - self._at) * max(LEAST, of_machine * part(own, stolen))
+        self._threads |= found
+        self._at, self._host = at, host
         self._write()
 
     def _write(self) -> None:
@@ -56,24 +71,44 @@ class Served:
         new.replace(self._path)
 
 
-def part(spent: float, waited: float) -> float:
+def share(old: list[Thread], new: list[Thread], elapsed: int) -> float:
+    """Return how much threads ran, of what they wanted to in `elapsed` ns.
+
+    When none waits, they have what they want, also if that is to sleep.
+    """
+    spent = waited = 0
+    for a, b in zip(old, new, strict=True):
+        spent += max(0, b.ran - a.ran)
+        # What a thread waits is told once it runs.
+        starved = a.wants and b.wants and (a.ran, a.waited) == (b.ran, b.waited)
+        waited += elapsed if starved else min(elapsed, max(0, b.waited - a.waited))
+    return part(max(spent, elapsed - waited), waited)
+
+
+def part(had: float, lacked: float) -> float:
     """Return how much of what was wanted was had; all, where nothing was wanted."""
-    return spent / (spent + waited) if spent > 0 else float(waited <= 0)
+    return had / (had + lacked) if had + lacked > 0 else 1.0
 
 
-def _ran(session: int) -> dict[str, tuple[int, int]]:
-    """Return of each thread of a session for how long it ran and waited, in ns."""
+def threads(session: int) -> dict[str, Thread]:
+    """Return what is known of each thread of a session."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if os.getsid(int(process.name)) != session:
-                continue
-            for task in (process / "task").iterdir():
-                ran, waited, _ = (task / "schedstat").read_text().split()
-                found[task.name] = int(ran), int(waited)
-        except (OSError, ValueError):  # gone, or a kernel that does not tell
+            if os.getsid(int(process.name)) == session:
+                found |= {task.name: _thread(task) for task in (process / "task").iterdir()}
+        except OSError:  # gone
             continue
     return found
+
+
+def _thread(task: Path) -> Thread:
+    try:
+        ran, waited, _ = (task / "schedstat").read_text().split()
+        state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError):  # gone, or a kernel that does not tell
+        return Thread()
+    return Thread(int(ran), int(waited), state == "R")
 
 
 def _host() -> tuple[int, int]:
