@@ -36,7 +36,7 @@ class Job(unittest.TestCase):
             directory = Path(scratch)
             runs.write_job(directory, commands, "/kvm.ko a=1\n", {"swap": "it's"})
             told = (directory / "commands").read_text()
-            self.assertEqual(told, "0 0 0 \n1 1.5 7 a name\n")
+            self.assertEqual(told, "0 0 0 \n1 2 7 a name\n")
             self.assertEqual((directory / "command.1").read_text(), "a 'b c'\n")
             self.assertEqual((directory / "modules").read_text(), "/kvm.ko a=1\n")
             self.assertIn("swap='it'\"'\"'s'\n", (directory / "job").read_text())
