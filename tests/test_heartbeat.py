@@ -10,7 +10,8 @@ import unittest
 from collections.abc import Callable
 from pathlib import Path
 
-from lab.machine import heartbeat, npt
+from lab.machine import ept, heartbeat, npt, served
+from lab.machine.result import Stream
 from lab.paths import ROOT
 
 
@@ -77,6 +78,15 @@ class EndedTest(unittest.TestCase):
             directory = Path(scratch)
             ending = npt.pump(["sleep", "60"], directory, bytes, 1.5)
         self.assertEqual(ending, npt.Ending.LATE)
+
+    def test_so_is_bochs_when_it_is_late(self) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            directory = Path(scratch)
+            with subprocess.Popen(["sleep", "60"], start_new_session=True) as machine:
+                clock = served.Served(directory, machine.pid)
+                ept._hear(machine, directory / "console", Stream(), clock, 1.5)
+                self.assertIsNone(machine.poll())
+                machine.kill()
 
     def test_a_killed_lab_leaves_no_machine(self) -> None:
         """Not even by the signal that nobody can answer."""

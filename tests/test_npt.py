@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from lab.error import LabError
-from lab.machine import npt, runs
+from lab.machine import npt, runs, served
 from lab.machine.result import Command, Run
 from lab.make import probes
 
@@ -26,6 +26,7 @@ class Breakpoints(unittest.TestCase):
     def setUp(self) -> None:
         scratch = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.lists: list[str] = []
+        self.jobs: list[str] = []
         kernel = SimpleNamespace(image="an image")
         for where, name, value in (
             (runs, "RUNS", scratch),
@@ -45,6 +46,7 @@ class Breakpoints(unittest.TestCase):
             _: Sequence[str], directory: Path, hear: Callable[[bytes], None], __: float
         ) -> npt.Ending:
             self.lists.append((directory / "modules").read_text())
+            self.jobs.append((directory / "job").read_text())
             logged, printed = left.pop(0)
             (directory / "console").write_text(logged)
             if printed:
@@ -60,6 +62,12 @@ class Breakpoints(unittest.TestCase):
         for icount, listed in ((False, f"{probes.BREAKPOINT}\nkvm.ko\n"), (True, "kvm.ko\n")):
             self._run(("", _ENDS), icount=icount)
             self.assertEqual(self.lists.pop(), listed)
+
+    def test_limits_go_by_the_clock(self) -> None:
+        """But under -icount, where a machine has its own."""
+        for icount, clock in ((False, served.FILE), (True, "''")):
+            self._run(("", _ENDS), icount=icount)
+            self.assertIn(f"\nclock={clock}\n", self.jobs.pop())
 
     def test_a_machine_that_boots_is_booted_again_once(self) -> None:
         self.assertEqual(self._run((_GONE, b""), ("", _ENDS)).died, "")

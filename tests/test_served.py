@@ -72,7 +72,7 @@ class ClockTest(unittest.TestCase):
         self.now, self.host = 18, (75, 25)
         clock.tick()
         self.assertEqual((clock.seconds, self.told()), (11.5, 11))
-        self.now, self.host = 28, (70, 20)  # it was moved to another host
+        self.now, self.host = 28, (85, 20)  # it was moved to another host
         clock.tick()
         self.assertEqual(clock.seconds, 21.5)
 

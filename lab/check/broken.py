@@ -46,8 +46,12 @@ _LANES = 2
 _TOGETHER = 12
 _SECONDS = 180
 _EPT_SECONDS = 900
-_PANIC = "(cd /proc/sys/kernel && echo 1 >panic_on_oops && echo -1 >panic)"
-"""A kernel that has died of a break is not to be waited for."""
+_PANIC = (
+    "(cd /proc/sys/kernel && echo 1 >panic_on_oops && echo -1 >panic &&"
+    " echo 60 >hung_task_timeout_secs)"
+)
+"""A kernel that has died of a break is not to be waited for, and it tells of a task that hangs,
+after twice as long at most, before the test has had its time."""
 
 _FAILURE = re.compile(r"^==== Test Assertion Failure ====\n(.*)", re.M)
 

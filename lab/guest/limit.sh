@@ -4,14 +4,18 @@
 #	limit.sh SESSION SECONDS [CLOCK]
 # The clock is a file of lab/machine/served.py: its seconds are those in which the machine got
 # of its host what it wanted.
-now() { # what can't be read just now is no time
-	read -r seconds <"$1" && [ "$seconds" ]
+clock() { # what can't be read just now is no time
+	until read -r now <"$1" && [ "$now" ]; do sleep 1; done
 }
 
 if [ -e "$3" ]; then
-	until now "$3"; do sleep 1; done
-	end=$((seconds + $2))
-	until now "$3" && [ "$seconds" -ge "$end" ]; do sleep 1; done
+	clock "$3"
+	end=$((now + $2))
+	# It is never ahead of other clocks: no need to look before.
+	while [ "$now" -lt "$end" ]; do
+		sleep $((end - now))
+		clock "$3"
+	done
 else
 	sleep "$2"
 fi

@@ -314,8 +314,8 @@ static bool test_large(void)
 	const bool has_cpu = sysconf(_SC_NPROCESSORS_ONLN) > 1;
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
-	struct kvm_vm *vm;
 	uint64_t before[2];
+	struct kvm_vm *vm;
 	pid_t tids[8];
 	uint64_t nr;
 	int i, r;
