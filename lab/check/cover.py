@@ -173,7 +173,7 @@ def _judge(
 
 def _boots(wanted: Sequence[str]) -> Iterator[tuple[str, list[tests.Test], dict[str, str]]]:
     on, off = "kvm.global_tdp=1", "kvm.global_tdp=0"
-    every = [*tests.ours(wanted), *tests.variants("npt", wanted), *tests.private(wanted)]
+    every = [*tests.anywhere(wanted), *tests.variants("npt", wanted), *tests.private(wanted)]
     yield on, every, {"params": on}
     failing = [test for test in tests.ours(wanted) if test.name == _FAILING]
     yield off, [*tests.by_parameter(wanted), *failing], {"params": off}

@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def configure_check(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the inner loop."""
     parser.add_argument(
-        "--tests", default="", help="names, of the series' tests; default all but five"
+        "--tests", default="", help="names, of the series' tests; default all but six"
     )
     text = "with assertions, as make test does, and VMs with memory attributes"
     parser.add_argument("--checked", action="store_true", help=text)
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace) -> int:
     """Run the series' tests on NPT with Global TDP on; 1 if any failed.
 
-    All but five tests, in some machines; or those that are named, then late and with other
+    All but six tests, in some machines; or those that are named, then late and with other
     parameters, too.
     """
     title = f"series' tests, NPT, {ON}{f', {_CHECKED}' * args.checked}"
@@ -284,7 +284,7 @@ def _kind(kind: str, wanted: Sequence[str]) -> Do:
 def _ept(params: str, wanted: Sequence[str]) -> Do:
     def step(part: Part) -> None:
         probes.build()
-        chosen = [*tests.ours(wanted), *tests.variants("ept", wanted), *tests.pml(wanted)]
+        chosen = [*tests.anywhere(wanted), *tests.variants("ept", wanted), *tests.pml(wanted)]
         chosen += tests.unknown_level(wanted)
         chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
         done = machines.on_ept(f"ept {params}", chosen, params, _EPT_SECONDS)

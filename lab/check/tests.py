@@ -101,7 +101,8 @@ _BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
 _SECONDS = {
     name: seconds
     for seconds, names in (
-        (31, "follow"),
+        (130, "budget"),
+        (45, "follow"),
         (17, "death notifier api"),
         (13, "thread"),
         (12, "uffd populate dirty poison"),
@@ -129,8 +130,12 @@ up; a page table is being filled, but not linked; a VMA is no more what a call h
 _ONLY_DELAYED = {"global_tdp_churn_test"}
 """Long ones that are run without that on other machines."""
 
+_ONLY_NPT = {"global_tdp_budget_test"}
+"""What takes minutes of a machine of usual speed, and is the same on any."""
+
 _NOT_INNER = {
-    f"global_tdp_{name}_test" for name in ("churn", "death", "fuzz", "locking", "nested")
+    f"global_tdp_{name}_test"
+    for name in ("budget", "churn", "death", "fuzz", "locking", "nested")
 }
 """Tests of the series that the inner loop leaves to `make test`, stress and fuzz."""
 
@@ -298,6 +303,11 @@ def expect(outcome: Outcome, machine: str) -> Outcome:
         return outcome
     reason = f"parts skipped that this machine has all for: {', '.join(wrong)}"
     return replace(outcome, state=State.FAILED, reason=reason)
+
+
+def anywhere(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return those that slow machines run, too: all, or those that are `wanted`."""
+    return [test for test in ours(wanted) if wanted or test.name not in _ONLY_NPT]
 
 
 def on_npt(wanted: Sequence[str] = ()) -> list[Test]:

@@ -349,16 +349,12 @@ class Model:
             * max((work + atomics * transfer) / vcpus, assumed.lock_atomics * transfer)
         )
 
-    def follow_share(self, gib: int) -> float:
-        """Return the share of a CPU of a follower whose passes gain nothing.
+    def vain_seconds(self, gib: int) -> float:
+        """Return how long a pass takes that gains nothing: a 21st of it is work.
 
-        It looks at a region in one pass of eight, and sleeps for sixteen times as long as
-        a pass took, but 10 to 250 ms.
+        After 10 ms of looks in vain, the follower rests for twenty times as long.
         """
-        look = self.line("sparse", "4k", "pass_ns").at(gib)
-        skip = self.line("follower", "4k", "done_ns").at(gib)
-        ms = self.assumed.ns((look + 7 * skip) / 8) / 1e6
-        return ms / (ms + min(max(16 * ms, 10), 250))
+        return self.assumed.ns(self.line("sparse", "4k", "pass_ns").at(gib)) * 21 / 1e9
 
     def mark(self) -> float:
         """Return the instructions to mark a region that was complete, and is zapped."""
@@ -660,8 +656,8 @@ def _rest(model: Model) -> Iterator[tuple[str, ...]]:
         "create them, ms": ms(at("sparse", "4k", "create_ns")),
         "the same without Global TDP, ms": ms(at("plain_sparse", "4k", "create_ns")),
         "follower's pass, all absent, ms": ms(at("sparse", "4k", "pass_ns")),
+        "the same with the rests in it, s": model.vain_seconds,
         "follower's pass, nothing to do, ms": ms(at("follower", "4k", "done_ns")),
-        "passes in vain, % of a CPU": lambda gib: model.follow_share(gib) * 100,
         "mark what is zapped, was complete, ms": ms(lambda gib: model.mark() * gib * REGIONS),
         "mark what is zapped, is awaited, ms": ms(
             lambda gib: model.mark_awaited() * gib * REGIONS

@@ -19,6 +19,7 @@
 #include "tdp_populate.h"
 
 #include <linux/call_once.h>
+#include <linux/hash.h>
 #include <linux/percpu_counter.h>
 #include <linux/sched/rt.h>
 #include <linux/sched/vhost_task.h>
@@ -35,9 +36,26 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
 				 KVM_GLOBAL_TDP_FAULT_AROUND | \
 				 KVM_GLOBAL_TDP_POPULATE)
 
-/* The follower's shortest and longest sleep between passes, in jiffies. */
-#define GTDP_SLEEP_MIN		max_t(long, HZ / 100, 1)
-#define GTDP_SLEEP_MAX		max_t(long, HZ / 4, 1)
+/*
+ * The pauses between passes, in jiffies: while they find much, and at the most, with
+ * one in between.  10ms of a network's 10GiB/s are fifty regions, i.e. worth a pass,
+ * and are what is left to faults if vCPUs run at once.  A quarter of a second is
+ * not noticed in memory that arrives slowly, and makes four wake-ups a second of a
+ * VM that waits for memory.  Half of either doubles the passes over what is absent.
+ */
+#define GTDP_PAUSE_MIN		DIV_ROUND_UP(HZ, 100)
+#define GTDP_PAUSE_MAX		(HZ / 4)
+#define GTDP_PAUSE_FACTOR	5
+
+/*
+ * Likewise, beside vCPUs for which there is nothing to do but to try again, or to wait
+ * for userfaultfd; and, at the most, while there is no memory for page tables.
+ */
+#define GTDP_PAUSE_WAIT		(2 * HZ)
+#define GTDP_PAUSE_NOMEM	(4 * HZ)
+
+/* Deadlines of regions are in ticks, of which a second has so many. */
+#define GTDP_TICKS		4
 
 /* Regions that are looked at, or passed over, per SRCU read-side section. */
 #define GTDP_LOOKS_PER_BATCH	16
@@ -54,16 +72,25 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
 #define GTDP_HELPER_PAGES	(1ul << (32 - PAGE_SHIFT))
 #define GTDP_MAX_HELPERS	7
 
-/* log2 of the passes, or faults, to skip after looks in vain, at most. */
-#define GTDP_BACKOFF_NEW	3
-#define GTDP_BACKOFF_ZAPPED	7
+/*
+ * How often the wait for what was zapped beside vCPUs doubles: it is looked for
+ * after 1, 3, 7 and 15 seconds, and then counts as taken away for good.  Less would
+ * miss what comes back from a slow disk, more costs a look for each doubling.
+ */
+#define GTDP_BACKOFF_ZAPPED	4
+
+/* log2 of the faults to skip after fault-around in vain, at most. */
 #define GTDP_BACKOFF_FAULTS	5
 
-/* The inverse of the share of a CPU that looks in vain may take. */
-#define GTDP_VAIN_SHARE		16
-
-/* Passes that look at everything after memory has stopped to arrive. */
-#define GTDP_SETTLE		2
+/*
+ * The time of a CPU, in ns, after which looks in vain have to be paid for, and by how
+ * many times as long a rest.  With what is around them they have a 16th of a CPU, at
+ * most, which is lost in the noise of a host.  Twice the time makes rests of almost half a
+ * second, in which nothing is noticed; half of it makes passes that are cut more often,
+ * and are no shorter.
+ */
+#define GTDP_VAIN_NS		(10 * NSEC_PER_MSEC)
+#define GTDP_VAIN_RESTS		20
 
 /* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
 #define GTDP_RETRIES		8
@@ -71,15 +98,12 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
 /* Jiffies between attempts to create the follower. */
 #define GTDP_FOLLOWER_RETRY	max_t(long, HZ / 10, 1)
 
-/* Jiffies between passes, at most, while there is no memory for page tables. */
-#define GTDP_SLEEP_NOMEM	(4 * HZ)
-
 /* What a look at a region may gain. */
 enum gtdp_todo {
 	GTDP_DONE,	/* nothing; must be zero */
-	GTDP_NEW,	/* memory that is there, or may arrive */
+	GTDP_NEW,	/* whatever there is; nobody has looked yet */
+	GTDP_ABSENT,	/* memory that may arrive */
 	GTDP_ZAPPED,	/* memory that may be back, or be a huge page now */
-	GTDP_GIVEN_UP,	/* nothing, unless memory turns out to arrive elsewhere */
 };
 
 /*
@@ -90,12 +114,25 @@ enum gtdp_todo {
  */
 struct kvm_gtdp_region {
 	u8 todo;
-	/* Passes of the follower to skip; log2 of them after a look in vain. */
-	u8 wait;
+	/* What was zapped beside vCPUs: when to look again, in ticks, see gtdp_wait(). */
+	u8 due;
+	/* And log2 of the seconds to wait after the next zap, or look in vain. */
 	u8 backoff;
-	/* Likewise, faults that skip fault-around. */
+	/* Faults that skip fault-around, and log2 of them after one in vain. */
 	u8 fault_wait;
 	u8 fault_backoff;
+};
+
+/* What the follower does; gtdp_event() and gtdp_next() say what comes next. */
+enum gtdp_state {
+	/* Memory arrives, or did until recently: look at all that is not complete. */
+	GTDP_ARRIVING,
+	/* No vCPU has run: see whether more is resident. */
+	GTDP_WATCHING,
+	/* vCPUs run: look at what was zapped, if due, or is awaited. */
+	GTDP_TRICKLING,
+	/* Nothing will be due: wait for something to be marked. */
+	GTDP_ASLEEP,
 };
 
 /* The follower's walk over the memslots, or a helper's share of it. */
@@ -107,21 +144,28 @@ struct gtdp_pass {
 	/* With helpers: the turn that has been taken last. */
 	bool shared;
 	s64 turn;
-	/* Look at what has been told to wait for more memory, too. */
-	bool settle;
-	/* A vCPU has run, i.e. vCPUs fault on what they need. */
-	bool has_run;
-	/* Don't come back to what is looked at in vain. */
-	bool last;
-	/* Memory has arrived where there was none before. */
+	/* Look at what is absent, too. */
+	bool absent;
+	/* Not at its end: to be continued where it is. */
+	bool cut;
+	/* More is resident, or was found where there was none before. */
 	bool arrived;
-	/* Regions were given up. */
-	bool given_up;
+	/* userfaultfd is to deliver some of what is absent. */
+	bool awaited;
 	/* Something that can't be done now must be tried again. */
-	bool waiting;
+	bool again;
 	/* No memory for page tables, further looks gain nothing. */
 	bool nomem;
+	/* Ticks until the first of the regions that were zapped is due, or 0. */
+	u8 wait;
 	unsigned long looks;
+	/* The time, in ns, looks and pages when it was last seen whether they pay. */
+	u64 slice_start;
+	u64 slice_runtime;
+	unsigned long slice_looks;
+	u64 slice_installed;
+	/* The time of those that did not. */
+	u64 vain_ns;
 };
 
 struct gtdp_helper {
@@ -162,19 +206,18 @@ struct kvm_gtdp {
 	/* The VM is going away. */
 	bool stop;
 
+	/* A vCPU has run, i.e. vCPUs fault on what they need. */
+	bool has_run;
+
 	/* Private to the follower. */
+	enum gtdp_state state;
+	struct gtdp_pass pass;
 	u64 resident;
-	unsigned long last_pass;
-	/* Jiffies between passes, and the least that is affordable. */
-	long sleep;
-	long sleep_min;
-	int settle;
-	bool waiting;
-	bool given_up;
-	/* The last pass found no memory that had arrived. */
-	bool vain;
-	/* Jiffies to wait at least, for there to be memory. */
-	long nomem_sleep;
+	/* Jiffies between passes. */
+	int pause;
+	/* When to do something next and, at the earliest, to do anything, in jiffies. */
+	unsigned long next;
+	unsigned long paid;
 };
 
 static bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
@@ -208,24 +251,35 @@ static bool gtdp_must_be_brief(struct kvm *kvm)
 	return mutex_is_locked(&kvm->slots_lock);
 }
 
-/* The next look is only worthwhile after twice as many others. */
-static void gtdp_back_off(u8 *wait, u8 *backoff, u8 max)
+/* Deadlines are at the same time for the regions of a VM, but not for all VMs. */
+static unsigned long gtdp_jiffies(const struct kvm_gtdp *gtdp)
 {
-	u8 n = min_t(u8, READ_ONCE(*backoff) + 1, max);
-
-	WRITE_ONCE(*backoff, n);
-	WRITE_ONCE(*wait, BIT(n) - 1);
+	return jiffies + hash_ptr(gtdp, 16);
 }
 
-static bool gtdp_must_wait(u8 *wait)
+static u8 gtdp_now(const struct kvm_gtdp *gtdp)
 {
-	u8 n = READ_ONCE(*wait);
+	return gtdp_jiffies(gtdp) * GTDP_TICKS / HZ;
+}
 
-	if (!n)
-		return false;
+/*
+ * The ticks until the region is due, 0 if it is.  They wrap around after 64 seconds:
+ * what is further away than it can be is over.
+ */
+static u8 gtdp_wait(const struct kvm_gtdp_region *r, u8 now)
+{
+	u8 wait = READ_ONCE(r->due) - now;
 
-	WRITE_ONCE(*wait, n - 1);
-	return true;
+	return wait <= GTDP_TICKS << GTDP_BACKOFF_ZAPPED ? wait : 0;
+}
+
+/* Wait for twice as long as before, and until a second begins, as others do. */
+static void gtdp_back_off(struct kvm_gtdp_region *r, u8 now)
+{
+	u8 n = READ_ONCE(r->backoff);
+
+	WRITE_ONCE(r->due, ALIGN_DOWN(now, GTDP_TICKS) + (GTDP_TICKS << n));
+	WRITE_ONCE(r->backoff, min(n + 1, GTDP_BACKOFF_ZAPPED));
 }
 
 /*
@@ -255,9 +309,10 @@ static void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
 		vhost_task_wake(follower);
 }
 
-static void gtdp_mark(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
-		      enum gtdp_todo todo)
+static void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
+		      gfn_t start, gfn_t end, enum gtdp_todo todo)
 {
+	const u8 now = gtdp_now(gtdp);
 	struct kvm_gtdp_region *r, *last;
 
 	if (!slot->arch.gtdp_regions || start >= end)
@@ -267,19 +322,20 @@ static void gtdp_mark(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end
 	for (r = gtdp_region(slot, start); r <= last; r++) {
 		WRITE_ONCE(r->fault_wait, 0);
 
-		/* What is awaited anyway remains so, however often it is zapped. */
-		if (todo == GTDP_ZAPPED && READ_ONCE(r->todo) == GTDP_NEW)
+		/* What is looked for anyway remains so, however often it is zapped. */
+		if (todo == GTDP_ZAPPED &&
+		    (READ_ONCE(r->todo) == GTDP_NEW || READ_ONCE(r->todo) == GTDP_ZAPPED))
 			continue;
 
-		if (todo == GTDP_ZAPPED) {
-			/*
-			 * Memory in churn is left alone for longer and longer;
-			 * what is zapped page by page counts once.
-			 */
-			if (READ_ONCE(r->todo) != GTDP_ZAPPED)
-				gtdp_back_off(&r->wait, &r->backoff, GTDP_BACKOFF_ZAPPED);
+		if (todo == GTDP_ZAPPED && READ_ONCE(gtdp->has_run)) {
+			u8 calm = now - READ_ONCE(r->due);
+
+			/* Memory in churn is left alone for longer and longer. */
+			if (calm > 2 * GTDP_TICKS << READ_ONCE(r->backoff))
+				WRITE_ONCE(r->backoff, 0);
+			gtdp_back_off(r, now);
 		} else {
-			WRITE_ONCE(r->wait, 0);
+			WRITE_ONCE(r->due, now);
 			WRITE_ONCE(r->backoff, 0);
 		}
 		WRITE_ONCE(r->todo, todo);
@@ -293,7 +349,7 @@ void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
 	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) || slot->as_id)
 		return;
 
-	gtdp_mark(slot, start, end, GTDP_ZAPPED);
+	gtdp_mark(kvm->arch.gtdp, slot, start, end, GTDP_ZAPPED);
 	gtdp_wake_follower(kvm->arch.gtdp, false);
 }
 
@@ -352,18 +408,19 @@ static bool gtdp_is_awaited(struct gtdp_pass *pass, gfn_t gfn)
 }
 
 static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
-		      gfn_t start, gfn_t end)
+		      gfn_t start, gfn_t end, u8 now)
 {
 	u64 absent = pass->p.absent, installed = pass->p.installed;
-	u8 todo = READ_ONCE(r->todo);
+	const bool has_run = pass->p.kvm->arch.gtdp->has_run;
 	long ret;
+	u8 todo;
 
 	/*
 	 * A zap that happens from now on marks the region again.  The store is
 	 * ordered by the acquisition of mmu_lock, without which the host can
 	 * not begin to zap.
 	 */
-	WRITE_ONCE(r->todo, GTDP_DONE);
+	todo = xchg(&r->todo, GTDP_DONE);
 	ret = kvm_tdp_populate(&pass->p, start, end);
 	pass->looks++;
 
@@ -372,43 +429,56 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 
 	if (todo == GTDP_ZAPPED)
 		atomic64_add(installed, &pass->p.kvm->stat.tdp_repopulated);
+	else if (installed)
+		pass->arrived = true;
 
 	if (ret >= 0 && !absent)
 		return;
 
 	/* What is missing may come, or come back. */
 	if (ret < 0) {
-		/* Nothing is known of the region. */
-		pass->waiting = true;
+		/* Nothing is known of the region: it remains due. */
+		pass->again = true;
 		pass->nomem = ret == -ENOMEM;
-	} else if (installed && todo == GTDP_NEW) {
-		pass->arrived = true;
-		WRITE_ONCE(r->backoff, 0);
-	} else if (!installed) {
-		/* What the host took away for good, e.g. before postcopy, is new. */
-		if (todo == GTDP_ZAPPED && r->backoff == GTDP_BACKOFF_ZAPPED) {
-			if (pass->has_run && !gtdp_is_awaited(pass, start))
-				return;
+		if (todo == GTDP_ABSENT)
 			todo = GTDP_NEW;
-		}
-
-		if (todo == GTDP_NEW && pass->last) {
-			if (gtdp_is_awaited(pass, start)) {
-				pass->waiting = true;
-			} else {
-				todo = GTDP_GIVEN_UP;
-				pass->given_up = true;
-			}
-		}
-		gtdp_back_off(&r->wait, &r->backoff,
-			      todo == GTDP_ZAPPED ? GTDP_BACKOFF_ZAPPED : GTDP_BACKOFF_NEW);
+	} else if (todo == GTDP_ZAPPED && has_run &&
+		   (installed || READ_ONCE(r->backoff) < GTDP_BACKOFF_ZAPPED)) {
+		if (installed)
+			WRITE_ONCE(r->backoff, 0);
+		gtdp_back_off(r, now);
+		pass->wait = min_not_zero(pass->wait, gtdp_wait(r, now));
+	} else {
+		/*
+		 * It never was there or was taken away: for good or, before a vCPU
+		 * has run, e.g. for postcopy to bring it in again.
+		 */
+		todo = GTDP_ABSENT;
+		if (!pass->awaited && has_run)
+			pass->awaited = gtdp_is_awaited(pass, start);
 	}
-
-	if (todo == GTDP_ZAPPED)
-		pass->waiting = true;
 
 	/* Whoever has marked it meanwhile knows better. */
 	cmpxchg(&r->todo, GTDP_DONE, todo);
+}
+
+/* Whether to look at a region now. */
+static bool gtdp_is_worthwhile(struct gtdp_pass *pass, const struct kvm_gtdp_region *r, u8 now)
+{
+	u8 wait;
+
+	switch (READ_ONCE(r->todo)) {
+	case GTDP_NEW:
+		return true;
+	case GTDP_ABSENT:
+		return pass->absent;
+	case GTDP_ZAPPED:
+		wait = gtdp_wait(r, now);
+		pass->wait = min_not_zero(pass->wait, wait);
+		return !wait;
+	default:
+		return false;
+	}
 }
 
 /*
@@ -446,13 +516,14 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 	struct kvm_memslot_iter iter;
 	struct kvm_gtdp_region *r;
 	gfn_t start, end;
-	bool zapped;
-	u8 todo;
+	u8 now;
 
 	guard(srcu)(&kvm->srcu);
 
 	if (!kvm_gtdp_enabled(kvm))
 		return false;
+
+	now = gtdp_now(kvm->arch.gtdp);
 
 	/* VMAs are known for as long as memslots can't go away. */
 	pass->p.vma_end = 0;
@@ -477,19 +548,10 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 
 			end = gtdp_region_end(start, gtdp_slot_end(iter.slot));
 			r = gtdp_region(iter.slot, start);
-			todo = READ_ONCE(r->todo);
-			if (todo == GTDP_DONE || todo == GTDP_GIVEN_UP)
+			if (!gtdp_is_worthwhile(pass, r, now))
 				continue;
 
-			zapped = todo == GTDP_ZAPPED;
-
-			if (gtdp_must_wait(&r->wait) && (zapped || !pass->settle)) {
-				/* No pass follows the last unless something waits. */
-				pass->waiting |= zapped || pass->last;
-				continue;
-			}
-
-			gtdp_look(pass, r, start, end);
+			gtdp_look(pass, r, start, end, now);
 			if (pass->nomem)
 				return false;
 			looks = gtdp_must_be_brief(kvm) ? 0 : looks - 1;
@@ -500,11 +562,48 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 	return false;
 }
 
+/* Whether the looks of this slice have mapped more than a page each. */
+static bool gtdp_pays(const struct gtdp_pass *pass)
+{
+	return pass->p.installed - pass->slice_installed > pass->looks - pass->slice_looks;
+}
+
+static void gtdp_begin_slice(struct gtdp_pass *pass)
+{
+	pass->slice_start = ktime_get_ns();
+	pass->slice_runtime = current->se.sum_exec_runtime;
+	pass->slice_looks = pass->looks;
+	pass->slice_installed = pass->p.installed;
+}
+
+/* How long the thread has had a CPU: what is counted of that may be late by a tick. */
+static u64 gtdp_slice_ns(const struct gtdp_pass *pass)
+{
+	return min(ktime_get_ns() - pass->slice_start,
+		   current->se.sum_exec_runtime - pass->slice_runtime + TICK_NSEC);
+}
+
+static bool gtdp_end_slice(struct gtdp_pass *pass)
+{
+	bool pays = gtdp_pays(pass);
+
+	if (!pays)
+		pass->vain_ns += gtdp_slice_ns(pass);
+	gtdp_begin_slice(pass);
+	return pays;
+}
+
+/* Looks in vain have to be paid for after some time. */
 static bool gtdp_pass_on(struct gtdp_pass *pass)
 {
 	cond_resched();
 
-	return !signal_pending(current) && !READ_ONCE(pass->p.kvm->arch.gtdp->stop);
+	if (signal_pending(current) || READ_ONCE(pass->p.kvm->arch.gtdp->stop))
+		pass->cut = true;
+	else if (gtdp_slice_ns(pass) >= GTDP_VAIN_NS)
+		pass->cut = !gtdp_end_slice(pass);
+
+	return !pass->cut;
 }
 
 /* Created by a vCPU's thread, it must not keep that from running. */
@@ -528,13 +627,12 @@ static bool gtdp_help(void *data)
 	gtdp_drop_rt();
 
 	start = ktime_get_ns();
+	gtdp_begin_slice(&helper->pass);
 	while (gtdp_pass_batch(&helper->pass) && gtdp_pass_on(&helper->pass))
 		;
+	gtdp_end_slice(&helper->pass);
 	kvm_tdp_populate_end(&helper->pass.p);
 	atomic64_add(ktime_get_ns() - start, &helper->pass.p.kvm->stat.tdp_populate_time_ns);
-
-	if (signal_pending(current))
-		helper->pass.waiting = true;
 
 	WRITE_ONCE(helper->state, GTDP_HELPER_IDLE);
 	complete(&helper->done);
@@ -571,8 +669,7 @@ static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 			.role = pass->p.role,
 		};
 		helper->pass.looks = 0;
-		helper->pass.arrived = false;
-		helper->pass.given_up = false;
+		helper->pass.vain_ns = 0;
 		/* That is the follower's own. */
 		helper->pass.turn = -1;
 
@@ -606,69 +703,53 @@ static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 		wait_for_completion(&helper->done);
 		pass->p.mapped += helper->pass.p.mapped;
 		pass->p.installed += helper->pass.p.installed;
-		pass->waiting |= helper->pass.waiting;
-		pass->arrived |= helper->pass.arrived;
-		pass->given_up |= helper->pass.given_up;
-		pass->nomem |= helper->pass.nomem;
 		pass->looks += helper->pass.looks;
+		pass->vain_ns += helper->pass.vain_ns;
+		pass->arrived |= helper->pass.arrived;
+		pass->awaited |= helper->pass.awaited;
+		pass->again |= helper->pass.again;
+		pass->nomem |= helper->pass.nomem;
+		pass->wait = min_not_zero(pass->wait, helper->pass.wait);
+
+		/* All turns above are looked at again, and mostly are complete. */
+		if (helper->pass.cut) {
+			pass->cut = true;
+			pass->gfn = min(pass->gfn, helper->pass.gfn);
+		}
 	}
 
 	pass->shared = false;
 }
 
-static void gtdp_pass(struct kvm *kvm, struct gtdp_pass *pass)
+/* Begin, or go on with, a pass: to its end, or until it is cut. */
+static void gtdp_pass(struct kvm_gtdp *gtdp)
 {
-	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
+	struct gtdp_pass *pass = &gtdp->pass;
+	struct kvm *kvm = gtdp->kvm;
 
 	pass->p.kvm = kvm;
+	pass->cut = false;
+	pass->vain_ns = 0;
+	gtdp_begin_slice(pass);
 
-	for (pass->as_id = 0;
-	     pass->as_id < kvm_arch_nr_memslot_as_ids(kvm) && !pass->nomem; pass->as_id++) {
+	for (; pass->as_id < kvm_arch_nr_memslot_as_ids(kvm); pass->as_id++, pass->gfn = 0) {
 		if (!kvm_mmu_get_vm_root_role(kvm, pass->as_id, &pass->p.role)) {
-			pass->waiting = true;
+			pass->again = true;
 			continue;
 		}
 
-		pass->gfn = 0;
 		while (gtdp_pass_batch(pass) && gtdp_pass_on(pass)) {
-			if (!pass->shared && pass->looks >= GTDP_LOOKS_TO_SHARE &&
-			    pass->p.installed > pass->looks)
+			if (!pass->shared && gtdp_pays(pass) &&
+			    pass->looks - pass->slice_looks >= GTDP_LOOKS_TO_SHARE)
 				gtdp_share(gtdp, pass);
 		}
 		gtdp_join(gtdp, pass);
+		if (pass->cut || pass->nomem)
+			break;
 	}
 
-	/* It may have been cut short. */
-	if (signal_pending(current))
-		pass->waiting = true;
-
+	gtdp_end_slice(pass);
 	kvm_tdp_populate_end(&pass->p);
-}
-
-/* Memory does still arrive, after all: reconsider what the pass has given up. */
-static void gtdp_resume(struct kvm *kvm)
-{
-	struct kvm_gtdp_region *r, *last;
-	struct kvm_memory_slot *slot;
-	struct kvm_memslots *slots;
-	int i, bkt;
-
-	guard(srcu)(&kvm->srcu);
-
-	for (i = 0; i < kvm_arch_nr_memslot_as_ids(kvm); i++) {
-		slots = __kvm_memslots(kvm, i);
-		kvm_for_each_memslot(slot, bkt, slots) {
-			if (!slot->arch.gtdp_regions)
-				continue;
-
-			last = gtdp_region(slot, gtdp_slot_end(slot) - 1);
-			for (r = gtdp_region(slot, slot->base_gfn); r <= last; r++) {
-				if (READ_ONCE(r->todo) == GTDP_GIVEN_UP)
-					cmpxchg(&r->todo, GTDP_GIVEN_UP, GTDP_NEW);
-			}
-			cond_resched();
-		}
-	}
 }
 
 static bool gtdp_has_run(struct kvm *kvm)
@@ -684,49 +765,123 @@ static bool gtdp_has_run(struct kvm *kvm)
 	return false;
 }
 
-/* The pages of the VMM, of any size, that are present; changes as they arrive. */
-static u64 gtdp_resident(struct mm_struct *mm)
+/*
+ * Memory arrives without a notification.  What tells is that the VMM has more
+ * pages, of any size, than at the last look, or less.
+ */
+static bool gtdp_more_resident(struct kvm_gtdp *gtdp)
 {
-	u64 pages = 0;
+	struct mm_struct *mm = gtdp->kvm->mm;
+	u64 last = gtdp->resident;
 
-	pages += percpu_counter_sum(&mm->rss_stat[MM_FILEPAGES]);
-	pages += percpu_counter_sum(&mm->rss_stat[MM_ANONPAGES]);
-	pages += percpu_counter_sum(&mm->rss_stat[MM_SHMEMPAGES]);
+	gtdp->resident = percpu_counter_sum(&mm->rss_stat[MM_FILEPAGES]) +
+			 percpu_counter_sum(&mm->rss_stat[MM_ANONPAGES]) +
+			 percpu_counter_sum(&mm->rss_stat[MM_SHMEMPAGES]);
 #ifdef CONFIG_HUGETLB_PAGE
-	pages += atomic_long_read(&mm->hugetlb_usage);
+	gtdp->resident += atomic_long_read(&mm->hugetlb_usage);
 #endif
-	return pages;
+	return gtdp->resident != last;
+}
+
+static void gtdp_enter(struct kvm_gtdp *gtdp, enum gtdp_state state)
+{
+	if (gtdp->state == state)
+		return;
+
+	gtdp->state = state;
+	gtdp->pause = GTDP_PAUSE_MIN;
+}
+
+/* Something was marked: do something earlier than planned. */
+static void gtdp_event(struct kvm_gtdp *gtdp, bool urgent)
+{
+	/* What was zapped beside vCPUs is due, at the earliest, as a second begins. */
+	unsigned long due = jiffies + HZ - gtdp_jiffies(gtdp) % HZ;
+
+	if (urgent || gtdp->state == GTDP_WATCHING) {
+		gtdp_enter(gtdp, GTDP_ARRIVING);
+		gtdp->pause = GTDP_PAUSE_MIN;
+		gtdp->next = jiffies;
+	} else if (gtdp->state == GTDP_ASLEEP ||
+		   (gtdp->state == GTDP_TRICKLING && time_before(due, gtdp->next))) {
+		gtdp_enter(gtdp, GTDP_TRICKLING);
+		gtdp->next = due;
+	}
+}
+
+/*
+ * Begin a pass, if there is something to look for.  Once vCPUs run, they fault on
+ * what they need, and the VMM allocates for other reasons, too: what counts then is
+ * what passes find.
+ */
+static bool gtdp_begin(struct kvm_gtdp *gtdp)
+{
+	const bool has_run = gtdp_has_run(gtdp->kvm), again = gtdp->pass.again;
+	const bool arrived = has_run ? !gtdp->has_run : gtdp_more_resident(gtdp);
+
+	WRITE_ONCE(gtdp->has_run, has_run);
+	if (arrived)
+		gtdp_enter(gtdp, GTDP_ARRIVING);
+
+	gtdp->pass = (struct gtdp_pass) {
+		.arrived = arrived,
+		.absent = gtdp->state == GTDP_ARRIVING || gtdp->pass.awaited,
+	};
+	return gtdp->state != GTDP_WATCHING || again;
+}
+
+/* After a pass: what comes next, see the diagram in global_tdp.rst, and when. */
+static long gtdp_next(struct kvm_gtdp *gtdp)
+{
+	const struct gtdp_pass *pass = &gtdp->pass;
+	const bool waits = pass->again || pass->awaited;
+	const int pause = gtdp->pause;
+
+	if (pass->nomem) {
+		gtdp->pause = min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_NOMEM);
+		return gtdp->pause;
+	}
+
+	gtdp->pause = pass->p.installed > pass->looks ? GTDP_PAUSE_MIN :
+		      min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_MAX);
+
+	if (pass->arrived)
+		gtdp_enter(gtdp, GTDP_ARRIVING);
+	else if (gtdp->state == GTDP_ARRIVING && pause >= GTDP_PAUSE_MAX)
+		gtdp_enter(gtdp, gtdp->has_run ? GTDP_TRICKLING : GTDP_WATCHING);
+	if (gtdp->state == GTDP_TRICKLING && !pass->wait && !waits)
+		gtdp_enter(gtdp, GTDP_ASLEEP);
+
+	if (gtdp->state == GTDP_ARRIVING)
+		return gtdp->pause;
+	if (gtdp->state == GTDP_WATCHING)
+		return GTDP_PAUSE_MAX;
+	return min(pass->wait ? DIV_ROUND_UP(pass->wait * HZ, GTDP_TICKS) + 1 : LONG_MAX,
+		   waits ? GTDP_PAUSE_WAIT : LONG_MAX);
 }
 
 /*
  * Called in a loop by the thread, in TASK_INTERRUPTIBLE: until the state is
  * changed, wakeups are not lost.  Returns false to sleep until woken.
  *
- * Memory arrives without a notification.  What tells is that more, or less, is
- * resident than before; if so, look at what was not complete.  Once it stops,
- * look at everything twice again, for what had been told to wait.
- *
  * What can't be done now, because a memslot is being changed, the role of the
- * root is not known, there is no memory or a signal is pending, is waited for.
+ * root is not known or there is no memory, is tried again.
  */
 static bool gtdp_follow(void *data)
 {
 	struct kvm *kvm = data;
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
-	struct gtdp_pass pass = {};
-	bool marked, arrived;
-	u64 resident, start;
-	long wait, least;
+	struct gtdp_pass *pass = &gtdp->pass;
+	bool marked, urgent;
+	long wait, rest;
+	u64 start;
 
-	if (READ_ONCE(gtdp->urgent)) {
-		gtdp->sleep = gtdp->sleep_min;
-		gtdp->nomem_sleep = 0;
-	} else if (gtdp->sleep > GTDP_SLEEP_MAX && !READ_ONCE(gtdp->marked)) {
+	if (READ_ONCE(gtdp->marked))
+		gtdp_event(gtdp, READ_ONCE(gtdp->urgent));
+	else if (gtdp->state == GTDP_ASLEEP)
 		return false;
-	}
 
-	wait = max(min(gtdp->sleep, GTDP_SLEEP_MAX), gtdp->nomem_sleep);
-	wait += gtdp->last_pass - jiffies;
+	wait = max_t(long, gtdp->next - jiffies, gtdp->paid - jiffies);
 	if (wait > 0) {
 		schedule_timeout(wait);
 		return true;
@@ -735,72 +890,46 @@ static bool gtdp_follow(void *data)
 	__set_current_state(TASK_RUNNING);
 	gtdp_drop_rt();
 
-	WRITE_ONCE(gtdp->urgent, false);
 	/*
 	 * At once and before the look at the regions, so that whoever marks one
 	 * either is seen here or is left for the next pass; xchg() is a barrier,
 	 * which pairs with that of gtdp_wake_follower().
 	 */
 	marked = xchg(&gtdp->marked, false);
+	urgent = xchg(&gtdp->urgent, false);
+	if (marked) {
+		gtdp_event(gtdp, urgent);
+		/* It may be where a pass that was cut has been already. */
+		pass->again = true;
+	}
 
 	/* Whoever turns it on again wakes the follower after that. */
 	if (!kvm_gtdp_enabled(kvm)) {
-		gtdp->sleep = GTDP_SLEEP_MAX + 1;
+		gtdp->pass = (struct gtdp_pass) {};
+		gtdp_enter(gtdp, GTDP_ASLEEP);
 		return true;
 	}
 
-	resident = gtdp_resident(kvm->mm);
-	arrived = resident != gtdp->resident;
-	gtdp->resident = resident;
-	if (arrived)
-		gtdp->settle = GTDP_SETTLE;
-	else if (gtdp->settle)
-		gtdp->settle--;
-
-	/*
-	 * While vCPUs are running, they fault on what they need: stop if
-	 * another pass, after ever longer sleeps, gains nothing.
-	 */
-	pass.has_run = gtdp_has_run(kvm);
-	pass.last = pass.has_run && gtdp->sleep >= GTDP_SLEEP_MAX && gtdp->vain;
-	pass.settle = pass.last ? !gtdp->waiting : !arrived && gtdp->settle;
-
 	start = ktime_get_ns();
-	if (marked || arrived || gtdp->settle || gtdp->waiting || pass.last)
-		gtdp_pass(kvm, &pass);
-	gtdp->given_up |= pass.given_up;
-	if (pass.arrived && gtdp->given_up) {
-		gtdp->given_up = false;
-		gtdp_resume(kvm);
-	}
-	gtdp->waiting = pass.waiting;
-	gtdp->vain = !pass.arrived;
-	gtdp->nomem_sleep = !pass.nomem ? 0 :
-			    clamp(2 * gtdp->nomem_sleep, GTDP_SLEEP_MAX, GTDP_SLEEP_NOMEM);
-	gtdp->last_pass = jiffies;
+	if (pass->cut || gtdp_begin(gtdp))
+		gtdp_pass(gtdp);
 	start = ktime_get_ns() - start;
 	atomic64_add(start, &kvm->stat.tdp_populate_time_ns);
 
 	/*
-	 * Take at most half of a CPU while it pays, i.e. while a look maps more
-	 * than a page, and a small share of it to find out whether it does.
+	 * Take half of a CPU, at most, while it pays, and a small share of one to
+	 * find out whether it does, whatever is to be done next.
 	 */
-	if (pass.p.installed > pass.looks) {
-		least = nsecs_to_jiffies(start);
-		gtdp->sleep = 0;
-	} else {
-		least = nsecs_to_jiffies(start * GTDP_VAIN_SHARE);
-	}
-	gtdp->sleep_min = clamp(least, GTDP_SLEEP_MIN, GTDP_SLEEP_MAX);
-	if (gtdp->sleep <= GTDP_SLEEP_MAX)
-		gtdp->sleep = max(2 * gtdp->sleep, gtdp->sleep_min);
-	if (gtdp->sleep > GTDP_SLEEP_MAX &&
-	    (!pass.last || pass.waiting || pass.arrived))
-		gtdp->sleep = GTDP_SLEEP_MAX;
+	rest = nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
+	if (pass->p.installed > pass->looks)
+		rest = max(rest, min_t(long, nsecs_to_jiffies(start), GTDP_PAUSE_MAX));
+	wait = pass->cut ? 0 : gtdp_next(gtdp);
+	gtdp->paid = jiffies + rest;
+	gtdp->next = jiffies + wait;
 
-	if (pass.looks)
-		trace_kvm_tdp_follow(pass.looks, pass.p.mapped, pass.p.installed,
-				     gtdp->sleep > GTDP_SLEEP_MAX ? -1 : gtdp->sleep);
+	if (pass->looks && !pass->cut)
+		trace_kvm_tdp_follow(pass->looks, pass->p.mapped, pass->p.installed,
+				     gtdp->state == GTDP_ASLEEP ? -1 : max(wait, rest));
 	return true;
 }
 
@@ -867,8 +996,9 @@ static int gtdp_create_follower(struct once *once)
 	if (time_before(jiffies, READ_ONCE(gtdp->follower_retry)))
 		return -EAGAIN;
 
-	gtdp->sleep = GTDP_SLEEP_MIN;
-	gtdp->sleep_min = GTDP_SLEEP_MIN;
+	gtdp->pause = GTDP_PAUSE_MIN;
+	gtdp->next = jiffies;
+	gtdp->paid = jiffies;
 	follower = gtdp_create_task(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
 				    "kvm-gtdp");
 	/* Being killed, stopped or frozen is not what is to be counted. */
@@ -929,7 +1059,7 @@ void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot
 	else
 		__kvm_gtdp_want_follower(kvm);
 
-	gtdp_mark(slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
+	gtdp_mark(kvm->arch.gtdp, slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
 	gtdp_wake_follower(kvm->arch.gtdp, true);
 }
 
@@ -946,6 +1076,7 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 	};
 	struct kvm_gtdp_region *r;
 	gfn_t start;
+	u8 n;
 
 	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) ||
 	    !slot || !slot->arch.gtdp_regions ||
@@ -953,18 +1084,20 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 		return;
 
 	r = gtdp_region(slot, fault->gfn);
-	if (gtdp_must_wait(&r->fault_wait))
+	n = READ_ONCE(r->fault_wait);
+	if (n) {
+		WRITE_ONCE(r->fault_wait, n - 1);
 		return;
+	}
 
 	start = max(slot->base_gfn, gfn_round_for_level(fault->gfn, PG_LEVEL_2M));
 	kvm_tdp_populate(&p, start, gtdp_region_end(start, gtdp_slot_end(slot)));
 	kvm_tdp_populate_end(&p);
 
 	/* A guest that allocates page by page has nothing to find, mostly. */
-	if (p.installed)
-		WRITE_ONCE(r->fault_backoff, 0);
-	else
-		gtdp_back_off(&r->fault_wait, &r->fault_backoff, GTDP_BACKOFF_FAULTS);
+	n = p.installed ? 0 : min(READ_ONCE(r->fault_backoff) + 1, GTDP_BACKOFF_FAULTS);
+	WRITE_ONCE(r->fault_backoff, n);
+	WRITE_ONCE(r->fault_wait, BIT(n) - 1);
 
 	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);
 }
@@ -1005,7 +1138,7 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 			r = -ENOENT;
 		} else if (async) {
 			slot_end = min(end, gtdp_slot_end(slot));
-			gtdp_mark(slot, gfn, slot_end, GTDP_NEW);
+			gtdp_mark(kvm->arch.gtdp, slot, gfn, slot_end, GTDP_NEW);
 			gfn = slot_end;
 		} else {
 			p.slot = slot;
@@ -1156,7 +1289,7 @@ static void gtdp_mark_anew(struct kvm *kvm, u64 features)
 	for (i = 0; i < kvm_arch_nr_memslot_as_ids(kvm); i++) {
 		slots = __kvm_memslots(kvm, i);
 		kvm_for_each_memslot(slot, bkt, slots)
-			gtdp_mark(slot, slot->base_gfn, gtdp_slot_end(slot),
+			gtdp_mark(kvm->arch.gtdp, slot, slot->base_gfn, gtdp_slot_end(slot),
 				  !i && (features & KVM_GLOBAL_TDP_FOLLOW) ? GTDP_NEW : GTDP_DONE);
 	}
 }

@@ -1032,4 +1032,6 @@ void kvm_tdp_populate_end(struct kvm_tdp_populate *p)
 		tdp_mmu_free_sp(p->leaf_sp);
 	if (p->table_sp)
 		tdp_mmu_free_sp(p->table_sp);
+	p->leaf_sp = NULL;
+	p->table_sp = NULL;
 }

@@ -36,15 +36,8 @@
 /* More than a follower sleeps in three passes. */
 #define SETTLE_USECS	1000000
 
-/*
- * Passes of a follower that is kept busy elsewhere, by so many pages each: more
- * than it takes to look for what was zapped, ever less often, in vain, until it
- * counts as taken away for good; and more than it takes to find what is new.
- */
-#define PASSES_ZAPPED	300
-#define PASSES_NEW	30
-#define PASS_PAGES	8ul
-#define PASSES_SIZE	((PASSES_ZAPPED + PASSES_NEW) * PASS_PAGES * PAGE_SIZE)
+/* Looks in vain for what was zapped beside a vCPU, until it is gone for good. */
+#define LOOKS_ZAPPED	4
 
 /* Little enough to meet a follower that is at work. */
 #define POLL_USECS	50
@@ -478,35 +471,29 @@ static bool test_sparse(void)
 	return true;
 }
 
-/* Have the follower make so many passes, at least, over some other memory. */
-static void make_passes(struct kvm_vm *vm, struct gtdp_mem *mem, uint64_t *done,
-			uint64_t nr_passes)
-{
-	const uint64_t nr_mapped = gtdp_nr_mapped(vm), end = *done + nr_passes;
-	uint64_t i;
-
-	for (i = 1; *done < end; i++, (*done)++) {
-		gtdp_stamp(mem->hva + *done * PASS_PAGES * PAGE_SIZE, PASS_PAGES, 1);
-		gtdp_wait_mapped(vm, nr_mapped + i * PASS_PAGES);
-	}
-}
+enum comes_back {
+	SOON,		/* after the follower has looked for it once, in vain */
+	LATE,		/* when it has given up */
+};
 
 /*
  * The VMM discards all that there was, and the follower looks for it in vain.
  * When it comes back, slowly, it is mapped if no vCPU has run: as in the
  * destination of a postcopy migration, which is sent it again.  Beside a vCPU,
- * it has been taken away for good, as by a balloon, and is left to faults.
+ * the same holds for some seconds; after that it has been taken away for good, as
+ * by a balloon, and is left to faults, until there is another reason to look.
  */
-static bool test_discarded(bool has_run)
+static bool test_discarded(bool has_run, enum comes_back when)
 {
 	const uint64_t nr_pages = SPARSE_SIZE / PAGE_SIZE;
+	uint64_t i, nr, nr_code, before;
 	struct gtdp_mem mem, other;
-	uint64_t i, nr, nr_code, passes = 0;
 	struct kvm_vcpu *vcpu;
 	struct kvm_vm *vm;
 	int r;
 
 	vm = create(&vcpu, &nr_code);
+	/* When it maps what comes after that, the follower has noticed. */
 	if (has_run)
 		gtdp_run(vcpu, GTDP_READ, GTDP_GPA, 0, 0);
 	gtdp_mem_alloc(&mem, GTDP_ANON, SPARSE_SIZE, 0);
@@ -514,13 +501,12 @@ static bool test_discarded(bool has_run)
 	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
 	gtdp_wait_mapped(vm, nr_code + nr_pages);
 
-	gtdp_mem_alloc(&other, GTDP_ANON, PASSES_SIZE, 0);
-	gtdp_add_slot(vm, GTDP_SLOT + 1, 0, GTDP_GPA + SPARSE_SIZE, &other);
-
+	before = gtdp_nr_absent(vm);
 	r = madvise(mem.hva, SPARSE_SIZE, MADV_DONTNEED);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
 	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_code);
-	make_passes(vm, &other, &passes, PASSES_ZAPPED);
+	gtdp_wait_until(gtdp_nr_absent(vm) >=
+			before + (when == LATE ? LOOKS_ZAPPED : 1) * nr_pages);
 
 	for (i = 0; i < NR_SPARSE; i++) {
 		nr = i * 27 % NR_SPARSE * GTDP_REGION_PAGES;
@@ -529,14 +515,14 @@ static bool test_discarded(bool has_run)
 			usleep(SPARSE_USECS);
 	}
 
-	if (has_run) {
-		make_passes(vm, &other, &passes, PASSES_NEW);
-		TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_code + passes * PASS_PAGES);
-	} else {
-		gtdp_wait_mapped(vm, nr_code + nr_pages + passes * PASS_PAGES);
+	gtdp_mem_alloc(&other, GTDP_ANON, PAGE_SIZE, 0);
+	if (when == LATE) {
+		usleep(SETTLE_USECS);
+		TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_code);
+		gtdp_add_slot(vm, GTDP_SLOT + 1, 0, GTDP_GPA + SPARSE_SIZE, &other);
 	}
-	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, nr_pages, HOST_TAG),
-		       has_run ? nr_pages : 0);
+	gtdp_wait_mapped(vm, nr_code + nr_pages);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, nr_pages, HOST_TAG), 0);
 
 	kvm_vm_free(vm);
 	gtdp_mem_free(&other);
@@ -546,12 +532,17 @@ static bool test_discarded(bool has_run)
 
 static bool test_discarded_early(void)
 {
-	return test_discarded(false);
+	return test_discarded(false, SOON);
+}
+
+static bool test_discarded_soon(void)
+{
+	return test_discarded(true, SOON);
 }
 
 static bool test_discarded_late(void)
 {
-	return test_discarded(true);
+	return test_discarded(true, LATE);
 }
 
 /*
@@ -631,6 +622,7 @@ static const struct gtdp_test tests[] = {
 	{ "stopped VMM of a large VM", test_stopped_large },
 	{ "arriving here and there, vCPU has run", test_sparse },
 	{ "discarded, and arriving again", test_discarded_early },
+	{ "discarded, and back, vCPU has run", test_discarded_soon },
 	{ "discarded for good, vCPU has run", test_discarded_late },
 	{ "mapped anew amid huge pages", test_mapped_anew_early },
 	{ "mapped anew amid huge pages, vCPU has run", test_mapped_anew_late },

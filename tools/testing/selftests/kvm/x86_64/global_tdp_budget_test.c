@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves what a VM's follower costs its host at most, as Documentation promises:
+ * how often it wakes up, and for how long it has a CPU.  All VMs are watched
+ * during the same minute, a second at a time.  What is counted is the follower's
+ * own, per time that has passed, so it does not matter how busy the host is.
+ */
+#include <time.h>
+#include <unistd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "global_tdp.h"
+
+#define SECONDS		60
+/* All that comes of a zap is within so many seconds. */
+#define ZAP_SECONDS	30
+#define ZAP_WAKEUPS	10
+/* The share of a CPU that looks in vain have, over any so many seconds. */
+#define VAIN_SECONDS	10
+#define VAIN_SHARE	16
+
+#define MEM_SIZE	SZ_32M
+#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+
+/* Memory of which a page is taken each second, and regions in it that are touched. */
+#define BALLOON_SIZE	(16ul * SZ_1G)
+#define NR_BALLOONS	64ul
+
+/* Memslots of the same memory, 32GiB of it. */
+#define NR_VAIN		(32ul * SZ_1G / MEM_SIZE)
+
+/* Memory that arrives, so many pages of a region at a time. */
+#define NR_STEPS	20
+#define ARRIVING_PAGES	128
+#define ARRIVING_SIZE	(SECONDS * NR_STEPS * (uint64_t)SZ_2M)
+/* The share of a CPU to map it. */
+#define ARRIVING_SHARE	2
+
+#define NR_IDLE		200
+
+/* Seconds without a wake-up before which a follower does not count as asleep. */
+#define QUIET_SECONDS	17
+#define QUIET_ATTEMPTS	60
+
+#define MAX_THREADS	8
+
+struct subject {
+	struct kvm_vm *vm;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	/* The VM's threads of KVM. */
+	pid_t tids[MAX_THREADS];
+	int nr_tids;
+	/* As each second ends; the first is when the minute begins. */
+	uint64_t wakeups[SECONDS + 1];
+	uint64_t cpu_ns[SECONDS + 1];
+};
+
+/* When that was, by the clock. */
+static uint64_t clock_ns[SECONDS + 1];
+
+static struct subject rest, zapped, balloon, vain, arriving, idle[NR_IDLE];
+
+static struct subject *const watched[] = { &rest, &zapped, &balloon, &vain, &arriving };
+
+/* How often a thread has gone to sleep, i.e. was woken up again but for the last. */
+static uint64_t nr_sleeps(pid_t tid)
+{
+	char path[64], line[256];
+	uint64_t nr = 0;
+	FILE *file;
+	int r = 0;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/status", tid);
+	file = fopen(path, "r");
+	TEST_ASSERT(file, "No %s", path);
+	while (r != 1 && fgets(line, sizeof(line), file))
+		r = sscanf(line, "voluntary_ctxt_switches: %lu", &nr);
+	TEST_ASSERT_EQ(r, 1);
+	fclose(file);
+	return nr;
+}
+
+static uint64_t nr_wakeups(const struct subject *s)
+{
+	uint64_t nr = 0;
+	int i;
+
+	for (i = 0; i < s->nr_tids; i++)
+		nr += nr_sleeps(s->tids[i]);
+	return nr;
+}
+
+static uint64_t cpu_ns(const struct subject *s)
+{
+	uint64_t ns = 0;
+	int i;
+
+	for (i = 0; i < s->nr_tids; i++)
+		ns += gtdp_cpu_time(s->tids[i]);
+	return ns;
+}
+
+/* Those that came since the last call; the kernel lists them in that order. */
+static void claim_threads(struct subject *s)
+{
+	static pid_t tids[NR_IDLE + 4 * MAX_THREADS];
+	static int nr_before;
+	int i, nr;
+
+	nr = gtdp_kernel_threads(tids, ARRAY_SIZE(tids));
+	TEST_ASSERT(nr > nr_before && nr <= nr_before + MAX_THREADS,
+		    "%d threads for a VM", nr - nr_before);
+	for (i = nr_before; i < nr; i++)
+		s->tids[s->nr_tids++] = tids[i];
+	nr_before = nr;
+}
+
+static void create(struct subject *s)
+{
+	s->vm = gtdp_vm_create(KVM_GLOBAL_TDP_FOLLOW, 1, &s->vcpu);
+}
+
+static void run(struct subject *s)
+{
+	gtdp_run(s->vcpu, GTDP_READ, GTDP_GPA, 0, 0);
+	claim_threads(s);
+}
+
+static void discard(struct subject *s, uint64_t page)
+{
+	int r = madvise(s->mem.hva + page * PAGE_SIZE, PAGE_SIZE, MADV_DONTNEED);
+
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+}
+
+/* VMs with a vCPU that has run, whose memory is there, and mapped. */
+static void create_present(struct subject *s)
+{
+	create(s);
+	gtdp_mem_alloc(&s->mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(s->mem.hva, NR_PAGES, 1);
+	gtdp_add_slot(s->vm, GTDP_SLOT, 0, GTDP_GPA, &s->mem);
+	gtdp_wait_mapped(s->vm, gtdp_code_size(s->vm) / PAGE_SIZE + NR_PAGES);
+	run(s);
+}
+
+static uint64_t balloon_page(uint64_t second)
+{
+	const uint64_t stride = BALLOON_SIZE / NR_BALLOONS / PAGE_SIZE;
+
+	return second * 27 % NR_BALLOONS * stride + second % GTDP_REGION_PAGES;
+}
+
+static void create_slot(struct subject *s, uint64_t size)
+{
+	create(s);
+	s->mem.size = size;
+	s->mem.hva = mmap(NULL, size, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	TEST_ASSERT(s->mem.hva != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	madvise(s->mem.hva, size, MADV_NOHUGEPAGE);
+	gtdp_add_slot(s->vm, GTDP_SLOT, 0, GTDP_GPA, &s->mem);
+}
+
+static void create_balloon(struct subject *s)
+{
+	uint64_t i;
+
+	create_slot(s, BALLOON_SIZE);
+	for (i = 0; i < NR_BALLOONS; i++)
+		gtdp_stamp(s->mem.hva + i * (BALLOON_SIZE / NR_BALLOONS),
+			   GTDP_REGION_PAGES, 1);
+	gtdp_wait_mapped(s->vm, gtdp_code_size(s->vm) / PAGE_SIZE +
+				NR_BALLOONS * GTDP_REGION_PAGES);
+	run(s);
+}
+
+/*
+ * A VM that waits for memory, half of which is there in each region.  What arrives is
+ * another's, see watch().
+ */
+static void create_vain(struct subject *s)
+{
+	uint64_t i;
+
+	create(s);
+	gtdp_mem_alloc(&s->mem, GTDP_ANON, MEM_SIZE, 0);
+	for (i = 0; i < NR_PAGES; i += 2)
+		gtdp_stamp(s->mem.hva + i * PAGE_SIZE, 1, 1);
+	for (i = 0; i < NR_VAIN; i++)
+		gtdp_add_slot(s->vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, &s->mem);
+	gtdp_wait_mapped(s->vm, gtdp_code_size(s->vm) / PAGE_SIZE + NR_VAIN * NR_PAGES / 2);
+	claim_threads(s);
+}
+
+static void create_idle(struct subject *s)
+{
+	create(s);
+	run(s);
+}
+
+/* Of all that are to be asleep. */
+static uint64_t sum_of_wakeups(void)
+{
+	uint64_t nr = nr_wakeups(&rest) + nr_wakeups(&zapped) + nr_wakeups(&balloon);
+	int i;
+
+	for (i = 0; i < NR_IDLE; i++)
+		nr += nr_wakeups(&idle[i]);
+	return nr;
+}
+
+static void wait_until_asleep(void)
+{
+	uint64_t nr = sum_of_wakeups(), before;
+	int quiet = 0, i;
+
+	for (i = 0; quiet < QUIET_SECONDS; i++) {
+		TEST_ASSERT(i < QUIET_ATTEMPTS, "The followers don't go to sleep");
+		sleep(1);
+		before = nr;
+		nr = sum_of_wakeups();
+		quiet = nr == before ? quiet + 1 : 0;
+	}
+}
+
+/* Each VM has several files. */
+static void allow_files(void)
+{
+	struct rlimit limit;
+
+	TEST_ASSERT(!getrlimit(RLIMIT_NOFILE, &limit), "getrlimit()");
+	limit.rlim_cur = limit.rlim_max;
+	TEST_ASSERT(!setrlimit(RLIMIT_NOFILE, &limit), "setrlimit()");
+}
+
+static uint64_t during(const uint64_t *counts, int first, int last)
+{
+	return counts[last] - counts[first];
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * NSEC_PER_SEC + now.tv_nsec;
+}
+
+/* A minute, in each second of which something happens. */
+static void watch(void)
+{
+	uint64_t next = now_ns(), i, t;
+	struct timespec until;
+
+	for (t = 0; ; t++) {
+		clock_ns[t] = now_ns();
+		for (i = 0; i < ARRAY_SIZE(watched); i++) {
+			watched[i]->wakeups[t] = nr_wakeups(watched[i]);
+			watched[i]->cpu_ns[t] = cpu_ns(watched[i]);
+		}
+		if (t == SECONDS)
+			break;
+
+		if (!t)
+			discard(&zapped, NR_PAGES / 2);
+		discard(&balloon, balloon_page(t));
+		for (i = 0; i < NR_STEPS; i++) {
+			gtdp_stamp(arriving.mem.hva + (t * NR_STEPS + i) * SZ_2M,
+				   ARRIVING_PAGES, 1);
+			next += NSEC_PER_SEC / NR_STEPS;
+			until.tv_sec = next / NSEC_PER_SEC;
+			until.tv_nsec = next % NSEC_PER_SEC;
+			clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+		}
+	}
+}
+
+/* The first sample that is so many seconds later than that of @first. */
+static int later(int first, int seconds)
+{
+	int last = first;
+
+	while (last < SECONDS && during(clock_ns, first, last) < seconds * NSEC_PER_SEC)
+		last++;
+	return last;
+}
+
+/* The largest share of a CPU of any so many seconds, in millionths. */
+static uint64_t max_share(const struct subject *s, int seconds)
+{
+	uint64_t share = 0;
+	int t, end;
+
+	for (t = 0; (end = later(t, seconds)) < SECONDS; t++)
+		share = max(share, during(s->cpu_ns, t, end) * 1000000 /
+				   during(clock_ns, t, end));
+	return share;
+}
+
+int main(void)
+{
+	uint64_t i, t, nr, ns, absent, nr_code, sleeping = 0;
+	int ended;
+
+	gtdp_require(KVM_GLOBAL_TDP_FOLLOW);
+	allow_files();
+
+	create_vain(&vain);
+	create_slot(&arriving, ARRIVING_SIZE);
+	claim_threads(&arriving);
+	nr_code = gtdp_code_size(arriving.vm) / PAGE_SIZE;
+	create_present(&rest);
+	create_present(&zapped);
+	create_balloon(&balloon);
+	for (i = 0; i < NR_IDLE; i++)
+		create_idle(&idle[i]);
+
+	wait_until_asleep();
+	for (i = 0; i < NR_IDLE; i++)
+		sleeping += nr_wakeups(&idle[i]);
+	absent = gtdp_nr_absent(vain.vm);
+	watch();
+	absent = gtdp_nr_absent(vain.vm) - absent;
+	for (i = 0, nr = 0; i < NR_IDLE; i++)
+		nr += nr_wakeups(&idle[i]);
+
+	gtdp_wait_mapped(arriving.vm, nr_code + SECONDS * NR_STEPS * ARRIVING_PAGES);
+
+	ended = later(0, ZAP_SECONDS);
+	ns = during(clock_ns, 0, SECONDS);
+
+	pr_info("%lu ms\n", ns / 1000000);
+	pr_info("at rest: %lu wake-ups\n", during(rest.wakeups, 0, SECONDS));
+	pr_info("a zap: %lu wake-ups in %d s, %lu later\n", during(zapped.wakeups, 0, ended),
+		ZAP_SECONDS, during(zapped.wakeups, ended, SECONDS));
+	pr_info("a page a second: %lu wake-ups, %lu us\n", during(balloon.wakeups, 0, SECONDS),
+		during(balloon.cpu_ns, 0, SECONDS) / 1000);
+	pr_info("in vain: %lu ppm of a CPU in any %d s, %lu us, %lu wake-ups, %lu pages\n",
+		max_share(&vain, VAIN_SECONDS), VAIN_SECONDS,
+		during(vain.cpu_ns, 0, SECONDS) / 1000, during(vain.wakeups, 0, SECONDS), absent);
+	pr_info("arriving: %lu ppm of a CPU in any second, %lu us, %lu wake-ups\n",
+		max_share(&arriving, 1), during(arriving.cpu_ns, 0, SECONDS) / 1000,
+		during(arriving.wakeups, 0, SECONDS));
+	pr_info("%d idle VMs: %lu wake-ups\n", NR_IDLE, nr - sleeping);
+	for (t = 0; t < SECONDS; t++)
+		pr_debug("%lu: zap %lu, balloon %lu, in vain %lu us\n", t,
+			 during(zapped.wakeups, t, t + 1), during(balloon.wakeups, t, t + 1),
+			 during(vain.cpu_ns, t, t + 1) / 1000);
+
+	TEST_ASSERT_EQ(during(rest.wakeups, 0, SECONDS), 0);
+	TEST_ASSERT_EQ(nr - sleeping, 0);
+
+	nr = during(zapped.wakeups, 0, ended);
+	TEST_ASSERT(nr && nr <= ZAP_WAKEUPS, "%lu wake-ups for a zap", nr);
+	TEST_ASSERT_EQ(during(zapped.wakeups, ended, SECONDS), 0);
+
+	nr = during(balloon.wakeups, 0, SECONDS);
+	/* That of the last page before may have been late. */
+	TEST_ASSERT(nr && nr * NSEC_PER_SEC <= 2 * (ns + NSEC_PER_SEC),
+		    "%lu wake-ups for %d pages", nr, SECONDS);
+	nr = during(balloon.cpu_ns, 0, SECONDS);
+	TEST_ASSERT(nr <= ns / 100, "%lu ns for %d pages", nr, SECONDS);
+
+	TEST_ASSERT(absent, "Nothing is looked at in vain");
+	nr = max_share(&vain, VAIN_SECONDS);
+	TEST_ASSERT(nr && nr <= 1000000 / VAIN_SHARE, "%lu ppm in vain", nr);
+	nr = max_share(&arriving, VAIN_SECONDS);
+	TEST_ASSERT(nr && nr <= 1000000 / ARRIVING_SHARE, "%lu ppm for what arrives", nr);
+
+	return 0;
+}
