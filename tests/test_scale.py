@@ -21,7 +21,7 @@ def grows(gib: float) -> int:
 
 
 def records(figure: Callable[[float], int] = grows) -> list[Record]:
-    """Return all that is measured: an acquisition a region, tables on the thread's node."""
+    """Return all that is measured: an acquisition a region."""
     made: list[Record] = []
     for case in scale.CASES:
         for gib in (*case.inputs, *case.checks):
@@ -37,9 +37,7 @@ def records(figure: Callable[[float], int] = grows) -> list[Record]:
             if (case, pages) == (name, backing)
         }
         made.append(got | locks | {"traced": True})
-    node: Record = {"case": "nodes", "backing": "4k", "gib": 1, "traced": False}
-    nodes = [node | {"node": number, "here_kib": figure(1)} for number in range(2)]
-    return [*made, *nodes, {"case": "task", "bytes": 9536}]
+    return [*made, {"case": "task", "bytes": 9536}]
 
 
 class Growth(unittest.TestCase):
@@ -67,12 +65,12 @@ class Checks(unittest.TestCase):
         self.assertEqual([check.text for check in checks if not check.good], [])
         sizes = sum(len(case.checks) * len(case.figures) for case in scale.CASES)
         # Of memory that is absent there are two, by a call and by a pass.
-        self.assertEqual(len(checks), sizes + len(scale._expected()) + 1 + 2)
+        self.assertEqual(len(checks), sizes + len(scale._expected()) + 1)
 
     def test_without_the_second_machine(self) -> None:
-        one = [got for got in records() if got.get("cpus") != 8 and got["case"] != "nodes"]
+        one = [got for got in records() if got.get("cpus") != 8]
         self.assertEqual(Model(records()).skipped(), 0)
-        self.assertEqual(Model(one).skipped(), len(scale.THREADED) + 2)
+        self.assertEqual(Model(one).skipped(), len(scale.THREADED))
 
     def test_one_is_off_if_it_grows_with_the_square(self) -> None:
         checks = list(Model(records(lambda gib: int(1000 + gib * gib))).checks())

@@ -91,9 +91,11 @@ ON_MACHINES = {
     "iommu": ("assigned",),
     "pmem": ("dax",),
     "4cpus": _RACING,
+    "2nodes": ("numa",),
 }
 """Tests that want another of npt.MACHINES: memslots beyond what a VM's page tables
-reach, and a huge page of 1 GiB; a device to assign; DAX; more CPUs than the host may have."""
+reach, and a huge page of 1 GiB; a device to assign; DAX; more CPUs than the host may have;
+memory of two nodes."""
 
 _BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
 """Tests that go by the parameter of kvm.ko, and the part of them that does; others choose."""
@@ -108,7 +110,7 @@ _SECONDS = {
         (12, "uffd populate dirty poison"),
         (9, "nested root"),
         (6, "locking refuse"),
-        (1, "assigned dax fail giant level reach"),
+        (1, "assigned dax fail giant level numa reach"),
     )
     for name in names.split()
 }
@@ -211,6 +213,7 @@ _WITHOUT = {
     "device": "it takes the machine iommu",
     "dax": "it takes the machine pmem",
     "giant page": "it takes the machine 4level",
+    "nodes": "it takes the machine 2nodes",
     "reach": "it takes the machine 4level; page tables of others reach all memory",
     "attributes": "it takes modules with assertions",
     "helper": "Bochs has one CPU",
@@ -218,7 +221,7 @@ _WITHOUT = {
     "unknown level": "it takes EPT of 5 levels, which one of Bochs' runs feigns",
     "off": "it takes kvm.global_tdp=0, with which it is run, too",
 }
-_ANYWHERE = {"faults", "device", "dax", "giant page", "reach", "unknown level"}
+_ANYWHERE = {"faults", "device", "dax", "giant page", "nodes", "reach", "unknown level"}
 LACKS = {
     "npt": _ANYWHERE | {"attributes"},
     "npt, checked": _ANYWHERE,
@@ -237,6 +240,7 @@ SKIPS = (
     Skip("assigned", "needs a device that is bound to vfio-pci", "device"),
     Skip("dax", "needs DAX memory that may be overwritten", "dax"),
     Skip("giant", "needs a free huge page of 1GiB", "giant page"),
+    Skip("numa", "needs two nodes", "nodes"),
     Skip("level", "needs EPT of 5 levels", "unknown level"),
     Skip("reach", "needs more than 48 bits of physical address", "reach"),
     Skip("api", "private memory", "attributes"),

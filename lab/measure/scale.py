@@ -5,7 +5,7 @@ Two emulated machines, our modules, global_tdp_scale_bench:
     count     one CPU under -icount: instructions, memory, acquisitions of mmu_lock, at small
               sizes, which the model is made of, and at large ones, which it is to predict
     threads   eight CPUs, two nodes: acquisitions by up to eight threads at once, whose number
-              the model says is the same as by one; and on which node page tables are
+              the model says is the same as by one
 
 Large is what takes addresses only: memory that is in many memslots, or in none. Nothing is
 judged by time.
@@ -154,8 +154,6 @@ THREADED = (
 """By more: case, backing, GiB, threads. The kernel has as many as there are
 CPUs, and so is asked for eight in the machine that has them only."""
 
-NODES_GIB = 1
-
 MACHINES = ("count", "threads")
 TWO_NODES = "2nodes"
 
@@ -276,11 +274,6 @@ class Model:
         for got in self.records:
             if got.get("traced"):
                 yield from self._acquisitions(got)
-        for got in self.records:
-            if got["case"] == "nodes":
-                tables = self.line("vmm", "4k", "table_kib").at(int(got["gib"]))
-                text = f"KiB of tables on node {got['node']}, built by a thread there"
-                yield Check(text, tables, int(got["here_kib"]))
 
     def _acquisitions(self, got: Record) -> Iterator[Check]:
         for (name, backing, phase), locks in LOCKS.items():
@@ -299,8 +292,7 @@ class Model:
     def skipped(self) -> int:
         """Return how many checks there are not, for want of a machine."""
         traced = [got for got in self.records if got.get("traced")]
-        nodes = [got for got in self.records if got["case"] == "nodes"]
-        return len(_expected()) - len(traced) + (0 if nodes else 2)
+        return len(_expected()) - len(traced)
 
     def populate_ns(self, backing: str, gib: int, threads: int, nodes: int) -> float:
         """Return how long so many of the kernel's threads take.
@@ -474,7 +466,6 @@ def _built() -> str:
 def read() -> list[Record]:
     """Return what the machines have left."""
     records = [got | {"traced": False} for got in parse(_read("count.txt"))]
-    records += [got | {"traced": False} for got in parse(_read("threads.nodes.txt"))]
     for name, cpus in (("count", 1), ("threads", 8)):
         records += traced(name, cpus)
     return [*records, {"case": "task", "bytes": int(_read("count.task.txt"))}]
@@ -536,9 +527,8 @@ def _count_script() -> str:
 def _threads_script() -> str:
     """Return what the machine with nodes runs; to balance them, the kernel would hide pages."""
     lines = [_run("threads.traced.txt", *each) for cpus, *each in _expected() if cpus == 8]
-    nodes = _run("threads.nodes.txt", "nodes", "4k", NODES_GIB)
     balance = "echo 0 >/proc/sys/kernel/numa_balancing"
-    return "\n".join([balance, nodes, *_trace("threads", lines)])
+    return "\n".join([balance, *_trace("threads", lines)])
 
 
 def parse(text: str) -> Iterator[Record]:

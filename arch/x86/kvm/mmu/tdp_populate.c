@@ -673,6 +673,30 @@ static int link_sp(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 	return 0;
 }
 
+/*
+ * Whether a new page table was asked for on the node of the first page that it maps.
+ * If not, that is where to have it, the next ones, and those above that it takes:
+ * memory of a node mostly comes in one piece.
+ */
+static bool is_for_node(struct kvm_tdp_populate *p, const struct kvm_mmu_page *sp,
+			gfn_t start, gfn_t end)
+{
+	const u64 *sptep = sp->spt + (start & (SPTE_ENT_PER_PAGE - 1));
+	const u64 *last = sptep + (end - start);
+	int nid, asked;
+
+	while (sptep < last && !is_shadow_present_pte(*sptep))
+		sptep++;
+
+	if (sptep == last || !pfn_valid(spte_to_pfn(*sptep)))
+		return true;
+
+	nid = pfn_to_nid(spte_to_pfn(*sptep));
+	asked = p->node ? p->node - 1 : page_to_nid(virt_to_page(sp->spt));
+	p->node = nid + 1;
+	return nid == asked;
+}
+
 /* A 2MiB region, or the part of it that is asked for, that is looked at. */
 struct region {
 	gfn_t start;
@@ -817,6 +841,13 @@ static int populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 		r->filled = fill_new_table(p, root, p->leaf_sp->spt, r->start, r->end);
 		if (!r->filled)
 			return 0;
+
+		if (num_online_nodes() > 1 &&
+		    !is_for_node(p, p->leaf_sp, r->start, r->end)) {
+			p->want_leaf_sp = true;
+			p->want_table_sp = p->table_sp;
+			return -ENOBUFS;
+		}
 	}
 
 	if (iter->level > PG_LEVEL_2M) {
@@ -952,13 +983,24 @@ static struct kvm_mmu_page *find_root(struct kvm *kvm, union kvm_mmu_page_role r
  */
 #define POPULATE_GFP	(GFP_NOWAIT | __GFP_ACCOUNT)
 
+/* Have a page table, on the wanted node if it has one, instead of @sp. */
+static void replace_sp(struct kvm_tdp_populate *p, struct kvm_mmu_page **sp)
+{
+	struct kvm_mmu_page *new = tdp_mmu_alloc_sp_for_split(POPULATE_GFP, p->node - 1);
+
+	if (new && *sp)
+		tdp_mmu_free_sp(*sp);
+	if (new)
+		*sp = new;
+}
+
 /* Get the page tables that are wanted, with nothing locked. */
 static int topup(struct kvm_tdp_populate *p)
 {
-	if (!p->leaf_sp && p->want_leaf_sp)
-		p->leaf_sp = tdp_mmu_alloc_sp_for_split(POPULATE_GFP);
-	if (!p->table_sp && p->want_table_sp)
-		p->table_sp = tdp_mmu_alloc_sp_for_split(POPULATE_GFP);
+	if (p->want_leaf_sp)
+		replace_sp(p, &p->leaf_sp);
+	if (p->want_table_sp)
+		replace_sp(p, &p->table_sp);
 
 	if ((p->want_leaf_sp && !p->leaf_sp) || (p->want_table_sp && !p->table_sp))
 		return -ENOMEM;

@@ -28,6 +28,8 @@ struct kvm_tdp_populate {
 	struct kvm_mmu_page *table_sp;
 	bool want_leaf_sp;
 	bool want_table_sp;
+	/* One more than the node that they were asked for, 0 for any. */
+	int node;
 
 	/* The range of VMAs found usable, as of kvm->mmu_invalidate_seq. */
 	unsigned long vma_start;

@@ -12,7 +12,6 @@
  * The output is one JSON object per line and case; other lines are for humans.
  */
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <time.h>
 #include <sys/mman.h>
@@ -26,7 +25,6 @@
 #define ALIAS_SIZE	SZ_128M
 #define MAX_THREADS	8
 #define NR_TIMES	3
-#define MAX_NODES	8
 
 #define POPULATE	KVM_GLOBAL_TDP_POPULATE
 #define FOLLOW		KVM_GLOBAL_TDP_FOLLOW
@@ -409,64 +407,10 @@ static void run_zap(uint64_t features, const char *name)
 	gtdp_mem_free(&mem);
 }
 
-/* On which node the tables are if a thread on a CPU of each of them builds some. */
-static void run_nodes(void)
-{
-	const char *path = "/sys/devices/system/node/node%d/meminfo";
-	long before[MAX_NODES], here, there;
-	char name[64], cpus[64];
-	int node, i, nr, cpu;
-	cpu_set_t set;
-	FILE *file;
-
-	alloc_aliases();
-	for (nr = 0; nr < MAX_NODES; nr++) {
-		snprintf(name, sizeof(name), path, nr);
-		if (access(name, R_OK))
-			break;
-	}
-
-	for (node = 0; node < nr; node++) {
-		snprintf(name, sizeof(name), "/sys/devices/system/node/node%d/cpulist", node);
-		file = fopen(name, "r");
-		TEST_ASSERT(file && fgets(cpus, sizeof(cpus), file), "Can't read %s", name);
-		fclose(file);
-
-		/* The last one: the first of all is the emulator's, see the lab. */
-		cpu = atoi(strrchr(cpus, '-') ? strrchr(cpus, '-') + 1 : cpus);
-		CPU_ZERO(&set);
-		CPU_SET(cpu, &set);
-		TEST_ASSERT(!sched_setaffinity(0, sizeof(set), &set), "No CPU %d", cpu);
-
-		create_vm(POPULATE);
-		add_aliases();
-		for (i = 0; i < nr; i++) {
-			snprintf(name, sizeof(name), path, i);
-			before[i] = read_kib(name, "SecPageTables");
-		}
-		gtdp_populate_full(vm, 0, size);
-
-		here = 0;
-		there = 0;
-		for (i = 0; i < nr; i++) {
-			snprintf(name, sizeof(name), path, i);
-			*(i == node ? &here : &there) += read_kib(name, "SecPageTables") -
-							 before[i];
-		}
-		kvm_vm_free(vm);
-
-		begin("nodes");
-		tell("node", node);
-		tell("here_kib", here);
-		tell("there_kib", there);
-		end();
-	}
-}
-
 static void help(const char *name)
 {
 	printf("usage: %s [-h] [-g GiB] [-b 4k|thp] [-t threads] case\n"
-	       "cases: vmm follower kernel sparse plain_sparse zap unmarked_zap nodes\n", name);
+	       "cases: vmm follower kernel sparse plain_sparse zap unmarked_zap\n", name);
 	exit(0);
 }
 
@@ -518,8 +462,6 @@ int main(int argc, char *argv[])
 		run_zap(POPULATE | FOLLOW, name);
 	else if (!strcmp(name, "unmarked_zap"))
 		run_zap(POPULATE, name);
-	else if (!strcmp(name, "nodes"))
-		run_nodes();
 	else
 		help(argv[0]);
 	return 0;
