@@ -961,14 +961,14 @@ static struct vhost_task *gtdp_create_task(bool (*fn)(void *data),
 }
 
 /*
- * As many as the VM's memory is worth, called by the VMM; there may be memory
- * only after there are vCPUs.  The follower does without those that can't be
+ * As many as the VM's memory is worth, and the caller, of whom they have it, has
+ * CPUs; called by the VMM.  There may be memory only after there are vCPUs.  The follower does without those that can't be
  * created.
  */
 static void gtdp_create_helpers(struct kvm_gtdp *gtdp)
 {
-	unsigned int nr = min3(READ_ONCE(global_tdp_threads), num_online_cpus(),
-			       GTDP_MAX_HELPERS + 1);
+	unsigned int nr = min3(READ_ONCE(global_tdp_threads),
+			       cpumask_weight(current->cpus_ptr), GTDP_MAX_HELPERS + 1);
 	unsigned int i;
 
 	nr = min_t(u64, max(nr, 1) - 1, gtdp->kvm->nr_memslot_pages / GTDP_HELPER_PAGES);

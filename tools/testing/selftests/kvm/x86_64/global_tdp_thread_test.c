@@ -395,12 +395,13 @@ static bool test_parameter(void)
 		const char *value;
 		int threads;
 	} cases[] = { { "0", 1 }, { "1", 1 }, { "2", 2 }, { "4294967295", 8 } };
-	const int cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	cpu_set_t cpus;
 	struct gtdp_mem mem;
 	struct kvm_vm *vm;
 	int i, large;
 
 	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	sched_getaffinity(0, sizeof(cpus), &cpus);
 	for (i = 0; i < 2 * ARRAY_SIZE(cases); i++) {
 		if (!gtdp_set_param("global_tdp_threads", cases[i / 2].value))
 			return false;
@@ -411,7 +412,7 @@ static bool test_parameter(void)
 		gtdp_wait_until(!nr_kernel_threads());
 		__vm_vcpu_add(vm, 0);
 		TEST_ASSERT_EQ(nr_kernel_threads(),
-			       min(min(cases[i / 2].threads, cpus), 1 + large));
+			       min(min(cases[i / 2].threads, CPU_COUNT(&cpus)), 1 + large));
 		kvm_vm_free(vm);
 	}
 
@@ -644,10 +645,10 @@ static bool test_cpus(void)
 	pid_t tid;
 	int r;
 
-	if (sysconf(_SC_NPROCESSORS_ONLN) < 2)
+	sched_getaffinity(0, sizeof(all), &all);
+	if (CPU_COUNT(&all) < 2)
 		return false;
 
-	sched_getaffinity(0, sizeof(all), &all);
 	CPU_ZERO(&cpu);
 	CPU_SET(sched_getcpu(), &cpu);
 	r = sched_setaffinity(0, sizeof(cpu), &cpu);
@@ -667,9 +668,53 @@ static bool test_cpus(void)
 	gtdp_wait_mapped(vm, NR_PAGES);
 	check_cpus(tid);
 
+	/* It can be moved later, as by taskset, and stays there when it has run again. */
+	sched_setaffinity(0, sizeof(all), &all);
+	CPU_XOR(&cpu, &all, &cpu);
+	r = sched_setaffinity(tid, sizeof(cpu), &cpu);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("sched_setaffinity()", r));
+	r = sched_setaffinity(0, sizeof(cpu), &cpu);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("sched_setaffinity()", r));
+	r = madvise(mem.hva, MEM_SIZE, MADV_DONTNEED);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	TEST_ASSERT(populate_async(vm), "There is no thread");
+	gtdp_wait_mapped(vm, NR_PAGES);
+	check_cpus(tid);
+
 	kvm_vm_free(vm);
 	gtdp_mem_free(&mem);
 	sched_setaffinity(0, sizeof(all), &all);
+	return true;
+}
+
+/* Threads that share a CPU gain nothing: who has one only has no helpers. */
+static bool test_one_cpu(void)
+{
+	struct gtdp_mem mem;
+	cpu_set_t all, cpu;
+	struct kvm_vm *vm;
+	int r;
+
+	if (!gtdp_set_param("global_tdp_threads", "8"))
+		return false;
+
+	sched_getaffinity(0, sizeof(all), &all);
+	CPU_ZERO(&cpu);
+	CPU_SET(sched_getcpu(), &cpu);
+	r = sched_setaffinity(0, sizeof(cpu), &cpu);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("sched_setaffinity()", r));
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	vm = create_large(&mem, NR_SLOTS);
+	gtdp_wait_until(!nr_kernel_threads());
+	__vm_vcpu_add(vm, 0);
+	TEST_ASSERT(nr_kernel_threads() == 1, "%d threads for one CPU", nr_kernel_threads());
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	sched_setaffinity(0, sizeof(all), &all);
+	gtdp_restore_params();
 	return true;
 }
 
@@ -678,6 +723,7 @@ static const struct gtdp_test tests[] = {
 	{ "number of threads", test_parameter },
 	{ "number of threads, changed", test_parameter_changed },
 	{ "CPUs", test_cpus },
+	{ "one CPU", test_one_cpu },
 	{ "signals", test_timer },
 	{ "thread limit, memslots", test_limit_slots },
 	{ "thread limit, vCPU runs", test_limit_run },
