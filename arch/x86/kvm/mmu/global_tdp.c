@@ -722,9 +722,8 @@ static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 }
 
 /* Begin, or go on with, a pass: to its end, or until it is cut. */
-static void gtdp_pass(struct kvm_gtdp *gtdp)
+static void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 {
-	struct gtdp_pass *pass = &gtdp->pass;
 	struct kvm *kvm = gtdp->kvm;
 
 	pass->p.kvm = kvm;
@@ -871,7 +870,7 @@ static bool gtdp_follow(void *data)
 {
 	struct kvm *kvm = data;
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
-	struct gtdp_pass *pass = &gtdp->pass;
+	struct gtdp_pass *pass = &gtdp->pass, urgent_pass = {};
 	bool marked, urgent;
 	long wait, rest;
 	u64 start;
@@ -902,6 +901,9 @@ static bool gtdp_follow(void *data)
 		/* It may be where a pass that was cut has been already. */
 		pass->again = true;
 	}
+	/* What is new doesn't wait for a pass over what is absent, which may take long. */
+	if (urgent)
+		pass = &urgent_pass;
 
 	/* Whoever turns it on again wakes the follower after that. */
 	if (!kvm_gtdp_enabled(kvm)) {
@@ -911,8 +913,8 @@ static bool gtdp_follow(void *data)
 	}
 
 	start = ktime_get_ns();
-	if (pass->cut || gtdp_begin(gtdp))
-		gtdp_pass(gtdp);
+	if (urgent || pass->cut || gtdp_begin(gtdp))
+		gtdp_pass(gtdp, pass);
 	start = ktime_get_ns() - start;
 	atomic64_add(start, &kvm->stat.tdp_populate_time_ns);
 
@@ -923,7 +925,7 @@ static bool gtdp_follow(void *data)
 	rest = nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
 	if (pass->p.installed > pass->looks)
 		rest = max(rest, min_t(long, nsecs_to_jiffies(start), GTDP_PAUSE_MAX));
-	wait = pass->cut ? 0 : gtdp_next(gtdp);
+	wait = urgent ? GTDP_PAUSE_MIN : pass->cut ? 0 : gtdp_next(gtdp);
 	gtdp->paid = jiffies + rest;
 	gtdp->next = jiffies + wait;
 
@@ -961,9 +963,9 @@ static struct vhost_task *gtdp_create_task(bool (*fn)(void *data),
 }
 
 /*
- * As many as the VM's memory is worth, and the caller, of whom they have it, has
- * CPUs; called by the VMM.  There may be memory only after there are vCPUs.  The follower does without those that can't be
- * created.
+ * As many as the VM's memory is worth, and its caller, whose CPUs they may use, has
+ * CPUs.  Called by the VMM; there may be memory only after there are vCPUs.  The
+ * follower does without those that can't be created.
  */
 static void gtdp_create_helpers(struct kvm_gtdp *gtdp)
 {

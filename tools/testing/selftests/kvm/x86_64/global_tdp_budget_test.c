@@ -33,6 +33,9 @@
 /* Memslots of the same memory, 32GiB of it. */
 #define NR_VAIN		(32ul * SZ_1G / MEM_SIZE)
 #define VAIN_STEP	64
+/* Memslots that come meanwhile, and the part of a pass they may have to wait for. */
+#define NR_NEW		8
+#define NEW_SHARE	8
 
 /* Memory that arrives, so many pages of a region at a time. */
 #define NR_STEPS	20
@@ -296,6 +299,24 @@ static int later(int first, int seconds)
 	return last;
 }
 
+/* What is new is mapped at once, however much else is looked at in vain. */
+static void check_new(struct subject *s)
+{
+	const uint64_t nr_mapped = gtdp_nr_mapped(s->vm), before = gtdp_nr_absent(s->vm);
+	uint64_t i, absent;
+
+	for (i = 0; i < NR_NEW; i++) {
+		gtdp_add_slot(s->vm, GTDP_SLOT + NR_VAIN + i, 0,
+			      GTDP_GPA + (NR_VAIN + i) * MEM_SIZE, &s->mem);
+		gtdp_wait_mapped(s->vm, nr_mapped + (i + 1) * NR_PAGES / 2);
+	}
+
+	absent = gtdp_nr_absent(s->vm) - before;
+	pr_info("%d new memslots: %lu pages in vain\n", NR_NEW, absent);
+	TEST_ASSERT(absent <= NR_NEW * NR_VAIN * NR_PAGES / 2 / NEW_SHARE,
+		    "%lu pages in vain for what is new", absent);
+}
+
 /* The largest share of a CPU of any so many seconds, in millionths. */
 static uint64_t max_share(const struct subject *s, int seconds)
 {
@@ -377,6 +398,8 @@ int main(void)
 	TEST_ASSERT(nr && nr <= 1000000 / VAIN_SHARE, "%lu ppm in vain", nr);
 	nr = max_share(&arriving, VAIN_SECONDS);
 	TEST_ASSERT(nr && nr <= 1000000 / ARRIVING_SHARE, "%lu ppm for what arrives", nr);
+
+	check_new(&vain);
 
 	return 0;
 }
