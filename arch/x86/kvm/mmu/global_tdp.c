@@ -896,7 +896,7 @@ static bool gtdp_follow(void *data)
 	 */
 	marked = xchg(&gtdp->marked, false);
 	urgent = xchg(&gtdp->urgent, false);
-	if (marked) {
+	if (marked || urgent) {
 		gtdp_event(gtdp, urgent);
 		/* It may be where a pass that was cut has been already. */
 		pass->again = true;
