@@ -106,6 +106,7 @@ _SECONDS = {
         (130, "budget"),
         (45, "follow"),
         (17, "death notifier api"),
+        (20, "manners"),
         (13, "thread"),
         (12, "uffd populate dirty poison"),
         (9, "nested root"),

@@ -20,6 +20,7 @@
 
 #include <linux/call_once.h>
 #include <linux/hash.h>
+#include <linux/memcontrol.h>
 #include <linux/percpu_counter.h>
 #include <linux/sched/rt.h>
 #include <linux/sched/vhost_task.h>
@@ -54,18 +55,19 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
 #define GTDP_PAUSE_WAIT		(2 * HZ)
 #define GTDP_PAUSE_NOMEM	(4 * HZ)
 
-/* Deadlines of regions are in ticks, of which a second has so many. */
-#define GTDP_TICKS		4
-
-/* Regions that are looked at, or passed over, per SRCU read-side section. */
-#define GTDP_LOOKS_PER_BATCH	16
+/*
+ * Regions that are looked at, or passed over, per SRCU read-side section.  Memslot
+ * updates wait for its end, with slots_lock held, and there are many in the blackout
+ * of a migration: 4 looks that map all of a region take some 20us.
+ */
+#define GTDP_LOOKS_PER_BATCH	4
 #define GTDP_REGIONS_PER_BATCH	4096
 
 /*
- * A pass is shared with helpers if, after a number of looks, it turns out to be
- * worthwhile.  They take turns of so much memory, 64MiB.
+ * A pass is shared with helpers if it has mapped so much more than a page a look,
+ * 32MiB.  They take turns of so much memory, 64MiB.
  */
-#define GTDP_LOOKS_TO_SHARE	64
+#define GTDP_PAGES_TO_SHARE	(16 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
 #define GTDP_TURN_PAGES		(32 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
 
 /* Helpers of a VM, each for so much of its memory, 4GiB, and at most. */
@@ -114,7 +116,7 @@ enum gtdp_todo {
  */
 struct kvm_gtdp_region {
 	u8 todo;
-	/* What was zapped beside vCPUs: when to look again, in ticks, see gtdp_wait(). */
+	/* What was zapped beside vCPUs: when to look again, in seconds, see gtdp_wait(). */
 	u8 due;
 	/* And log2 of the seconds to wait after the next zap, or look in vain. */
 	u8 backoff;
@@ -156,14 +158,16 @@ struct gtdp_pass {
 	bool again;
 	/* No memory for page tables, further looks gain nothing. */
 	bool nomem;
-	/* Ticks until the first of the regions that were zapped is due, or 0. */
+	/* Seconds until the first of the regions that were zapped is due, or 0. */
 	u8 wait;
 	unsigned long looks;
-	/* The time, in ns, looks and pages when it was last seen whether they pay. */
+	/* Of what is here, by the host's addresses, userfaultfd is to deliver nothing. */
+	unsigned long not_awaited_start;
+	unsigned long not_awaited_end;
+	/* The time, in ns, and gain when it was last seen whether looks pay. */
 	u64 slice_start;
 	u64 slice_runtime;
-	unsigned long slice_looks;
-	u64 slice_installed;
+	s64 slice_gain;
 	/* The time of those that did not. */
 	u64 vain_ns;
 };
@@ -209,15 +213,24 @@ struct kvm_gtdp {
 	/* A vCPU has run, i.e. vCPUs fault on what they need. */
 	bool has_run;
 
+	/* Where memory has arrived last, which is where more of it does, mostly. */
+	gfn_t front;
+
 	/* Private to the follower. */
 	enum gtdp_state state;
 	struct gtdp_pass pass;
 	u64 resident;
 	/* Jiffies between passes. */
 	int pause;
-	/* When to do something next and, at the earliest, to do anything, in jiffies. */
+	/*
+	 * In jiffies: when to do something next; until when not to, unless it is urgent,
+	 * as looks in vain are not paid for; and until when not to do anything.
+	 */
 	unsigned long next;
 	unsigned long paid;
+	unsigned long rested;
+	/* The last pass was only over what is urgent. */
+	bool was_urgent;
 };
 
 static bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
@@ -243,15 +256,9 @@ static gfn_t gtdp_slot_end(const struct kvm_memory_slot *slot)
 }
 
 /*
- * Memslot updates wait for SRCU readers, with slots_lock held, and there are many
- * in the blackout of a migration: be brief if one may be waiting.
+ * Deadlines of regions are in seconds, which begin at the same time for all regions
+ * of a VM, but not for all VMs.  So many jiffies of this one are over.
  */
-static bool gtdp_must_be_brief(struct kvm *kvm)
-{
-	return mutex_is_locked(&kvm->slots_lock);
-}
-
-/* Deadlines are at the same time for the regions of a VM, but not for all VMs. */
 static unsigned long gtdp_jiffies(const struct kvm_gtdp *gtdp)
 {
 	return jiffies + hash_ptr(gtdp, 16);
@@ -259,26 +266,32 @@ static unsigned long gtdp_jiffies(const struct kvm_gtdp *gtdp)
 
 static u8 gtdp_now(const struct kvm_gtdp *gtdp)
 {
-	return gtdp_jiffies(gtdp) * GTDP_TICKS / HZ;
+	return gtdp_jiffies(gtdp) / HZ;
+}
+
+/* Jiffies until the given second from now begins. */
+static long gtdp_until(const struct kvm_gtdp *gtdp, unsigned int seconds)
+{
+	return seconds * HZ - gtdp_jiffies(gtdp) % HZ;
 }
 
 /*
- * The ticks until the region is due, 0 if it is.  They wrap around after 64 seconds:
- * what is further away than it can be is over.
+ * The seconds until the region is due, 0 if it is.  They wrap around after 256: what
+ * is further away than it can be is over.
  */
 static u8 gtdp_wait(const struct kvm_gtdp_region *r, u8 now)
 {
 	u8 wait = READ_ONCE(r->due) - now;
 
-	return wait <= GTDP_TICKS << GTDP_BACKOFF_ZAPPED ? wait : 0;
+	return wait <= BIT(GTDP_BACKOFF_ZAPPED) ? wait : 0;
 }
 
-/* Wait for twice as long as before, and until a second begins, as others do. */
+/* Wait for twice as long as before. */
 static void gtdp_back_off(struct kvm_gtdp_region *r, u8 now)
 {
 	u8 n = READ_ONCE(r->backoff);
 
-	WRITE_ONCE(r->due, ALIGN_DOWN(now, GTDP_TICKS) + (GTDP_TICKS << n));
+	WRITE_ONCE(r->due, now + BIT(n));
 	WRITE_ONCE(r->backoff, min(n + 1, GTDP_BACKOFF_ZAPPED));
 }
 
@@ -331,7 +344,7 @@ static void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 			u8 calm = now - READ_ONCE(r->due);
 
 			/* Memory in churn is left alone for longer and longer. */
-			if (calm > 2 * GTDP_TICKS << READ_ONCE(r->backoff))
+			if (calm > 2 << READ_ONCE(r->backoff))
 				WRITE_ONCE(r->backoff, 0);
 			gtdp_back_off(r, now);
 		} else {
@@ -388,23 +401,48 @@ void kvm_gtdp_free_slot(struct kvm_memory_slot *slot)
 
 /*
  * Memory that userfaultfd is to deliver will arrive, however long it takes: the
- * VMM ends that by unregistering it.
+ * VMM ends that by unregistering it.  One look at a VMA is enough.
  */
 static bool gtdp_is_awaited(struct gtdp_pass *pass, gfn_t gfn)
 {
+	unsigned long hva = __gfn_to_hva_memslot(pass->p.slot, gfn);
 	struct mm_struct *mm = pass->p.kvm->mm;
 	struct vm_area_struct *vma;
 	bool awaited;
+
+	if (hva >= pass->not_awaited_start && hva < pass->not_awaited_end)
+		return false;
 
 	/* Ask again later. */
 	if (!mmap_read_trylock(mm))
 		return true;
 
-	vma = vma_lookup(mm, __gfn_to_hva_memslot(pass->p.slot, gfn));
+	vma = vma_lookup(mm, hva);
 	awaited = vma && (vma->vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR));
+	pass->not_awaited_start = hva;
+	pass->not_awaited_end = vma ? vma->vm_end : hva;
 	mmap_read_unlock(mm);
 
 	return awaited;
+}
+
+/*
+ * Page tables that nobody has asked for are not worth what it takes to make room for
+ * them: whoever charges above memory.high is to reclaim, and to wait.
+ */
+static bool gtdp_is_memory_high(void)
+{
+#ifdef CONFIG_MEMCG
+	struct mem_cgroup *memcg;
+
+	guard(rcu)();
+
+	for (memcg = mem_cgroup_from_task(current); memcg; memcg = parent_mem_cgroup(memcg)) {
+		if (page_counter_read(&memcg->memory) > READ_ONCE(memcg->memory.high))
+			return true;
+	}
+#endif
+	return false;
 }
 
 static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
@@ -431,6 +469,8 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		atomic64_add(installed, &pass->p.kvm->stat.tdp_repopulated);
 	else if (installed)
 		pass->arrived = true;
+	if (installed > 1)
+		WRITE_ONCE(pass->p.kvm->arch.gtdp->front, start);
 
 	if (ret >= 0 && !absent)
 		return;
@@ -454,6 +494,7 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		 * has run, e.g. for postcopy to bring it in again.
 		 */
 		todo = GTDP_ABSENT;
+		WRITE_ONCE(r->backoff, 0);
 		if (!pass->awaited && has_run)
 			pass->awaited = gtdp_is_awaited(pass, start);
 	}
@@ -551,10 +592,12 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 			if (!gtdp_is_worthwhile(pass, r, now))
 				continue;
 
-			gtdp_look(pass, r, start, end, now);
+			if (looks-- == GTDP_LOOKS_PER_BATCH)
+				pass->nomem = gtdp_is_memory_high();
+			if (!pass->nomem)
+				gtdp_look(pass, r, start, end, now);
 			if (pass->nomem)
 				return false;
-			looks = gtdp_must_be_brief(kvm) ? 0 : looks - 1;
 		}
 		pass->gfn = start;
 	}
@@ -562,18 +605,17 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 	return false;
 }
 
-/* Whether the looks of this slice have mapped more than a page each. */
-static bool gtdp_pays(const struct gtdp_pass *pass)
+/* How many pages more than one each the looks of this slice have mapped. */
+static s64 gtdp_gain(const struct gtdp_pass *pass)
 {
-	return pass->p.installed - pass->slice_installed > pass->looks - pass->slice_looks;
+	return pass->p.installed - pass->looks - pass->slice_gain;
 }
 
 static void gtdp_begin_slice(struct gtdp_pass *pass)
 {
 	pass->slice_start = ktime_get_ns();
 	pass->slice_runtime = current->se.sum_exec_runtime;
-	pass->slice_looks = pass->looks;
-	pass->slice_installed = pass->p.installed;
+	pass->slice_gain = pass->p.installed - pass->looks;
 }
 
 /* How long the thread has had a CPU: what is counted of that may be late by a tick. */
@@ -585,7 +627,7 @@ static u64 gtdp_slice_ns(const struct gtdp_pass *pass)
 
 static bool gtdp_end_slice(struct gtdp_pass *pass)
 {
-	bool pays = gtdp_pays(pass);
+	bool pays = gtdp_gain(pass) > 0;
 
 	if (!pays)
 		pass->vain_ns += gtdp_slice_ns(pass);
@@ -721,9 +763,24 @@ static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 	pass->shared = false;
 }
 
+/*
+ * While looks in vain are being paid for, more may arrive where it did before: map
+ * that before going on.
+ */
+static void gtdp_pass_front(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
+{
+	const gfn_t gfn = pass->gfn;
+
+	pass->gfn = READ_ONCE(gtdp->front);
+	while (gtdp_pass_batch(pass) && gtdp_pass_on(pass) && gtdp_end_slice(pass))
+		;
+	pass->gfn = gfn;
+}
+
 /* Begin, or go on with, a pass: to its end, or until it is cut. */
 static void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 {
+	bool was_cut = pass->cut;
 	struct kvm *kvm = gtdp->kvm;
 
 	pass->p.kvm = kvm;
@@ -737,9 +794,13 @@ static void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 			continue;
 		}
 
+		if (was_cut && !pass->as_id)
+			gtdp_pass_front(gtdp, pass);
+		if (pass->cut || pass->nomem)
+			break;
+
 		while (gtdp_pass_batch(pass) && gtdp_pass_on(pass)) {
-			if (!pass->shared && gtdp_pays(pass) &&
-			    pass->looks - pass->slice_looks >= GTDP_LOOKS_TO_SHARE)
+			if (!pass->shared && gtdp_gain(pass) >= (s64)GTDP_PAGES_TO_SHARE)
 				gtdp_share(gtdp, pass);
 		}
 		gtdp_join(gtdp, pass);
@@ -766,7 +827,8 @@ static bool gtdp_has_run(struct kvm *kvm)
 
 /*
  * Memory arrives without a notification.  What tells is that the VMM has more
- * pages, of any size, than at the last look, or less.
+ * pages, of any size, or page tables, which the zero page needs, than at the last
+ * look, or less.
  */
 static bool gtdp_more_resident(struct kvm_gtdp *gtdp)
 {
@@ -775,7 +837,8 @@ static bool gtdp_more_resident(struct kvm_gtdp *gtdp)
 
 	gtdp->resident = percpu_counter_sum(&mm->rss_stat[MM_FILEPAGES]) +
 			 percpu_counter_sum(&mm->rss_stat[MM_ANONPAGES]) +
-			 percpu_counter_sum(&mm->rss_stat[MM_SHMEMPAGES]);
+			 percpu_counter_sum(&mm->rss_stat[MM_SHMEMPAGES]) +
+			 mm_pgtables_bytes(mm);
 #ifdef CONFIG_HUGETLB_PAGE
 	gtdp->resident += atomic_long_read(&mm->hugetlb_usage);
 #endif
@@ -791,21 +854,24 @@ static void gtdp_enter(struct kvm_gtdp *gtdp, enum gtdp_state state)
 	gtdp->pause = GTDP_PAUSE_MIN;
 }
 
-/* Something was marked: do something earlier than planned. */
+/* Something was marked: make a pass earlier than planned. */
 static void gtdp_event(struct kvm_gtdp *gtdp, bool urgent)
 {
-	/* What was zapped beside vCPUs is due, at the earliest, as a second begins. */
-	unsigned long due = jiffies + HZ - gtdp_jiffies(gtdp) % HZ;
+	long wait = GTDP_PAUSE_MIN;
 
 	if (urgent || gtdp->state == GTDP_WATCHING) {
 		gtdp_enter(gtdp, GTDP_ARRIVING);
 		gtdp->pause = GTDP_PAUSE_MIN;
-		gtdp->next = jiffies;
-	} else if (gtdp->state == GTDP_ASLEEP ||
-		   (gtdp->state == GTDP_TRICKLING && time_before(due, gtdp->next))) {
+	} else if (gtdp->state != GTDP_ARRIVING) {
+		/* What was zapped beside vCPUs is due, at the earliest, as a second begins. */
 		gtdp_enter(gtdp, GTDP_TRICKLING);
-		gtdp->next = due;
+		wait = gtdp_until(gtdp, 1);
+	} else {
+		return;
 	}
+
+	if (time_before(jiffies + wait, gtdp->next))
+		gtdp->next = jiffies + wait;
 }
 
 /*
@@ -815,48 +881,62 @@ static void gtdp_event(struct kvm_gtdp *gtdp, bool urgent)
  */
 static bool gtdp_begin(struct kvm_gtdp *gtdp)
 {
-	const bool has_run = gtdp_has_run(gtdp->kvm), again = gtdp->pass.again;
-	const bool arrived = has_run ? !gtdp->has_run : gtdp_more_resident(gtdp);
+	const struct gtdp_pass *last = &gtdp->pass;
+	const bool again = last->again;
+	const bool arrived = !gtdp->has_run && gtdp_more_resident(gtdp);
 
-	WRITE_ONCE(gtdp->has_run, has_run);
 	if (arrived)
 		gtdp_enter(gtdp, GTDP_ARRIVING);
 
 	gtdp->pass = (struct gtdp_pass) {
 		.arrived = arrived,
-		.absent = gtdp->state == GTDP_ARRIVING || gtdp->pass.awaited,
+		.absent = gtdp->state == GTDP_ARRIVING ||
+			  last->arrived || last->awaited || last->nomem,
 	};
 	return gtdp->state != GTDP_WATCHING || again;
 }
 
-/* After a pass: what comes next, see the diagram in global_tdp.rst, and when. */
+/* After a pass: what comes next, see the diagram in global_tdp.rst, and in how long. */
 static long gtdp_next(struct kvm_gtdp *gtdp)
 {
 	const struct gtdp_pass *pass = &gtdp->pass;
-	const bool waits = pass->again || pass->awaited;
+	const bool pays = pass->p.installed > pass->looks;
 	const int pause = gtdp->pause;
+	long wait = MAX_JIFFY_OFFSET;
 
 	if (pass->nomem) {
 		gtdp->pause = min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_NOMEM);
 		return gtdp->pause;
 	}
 
-	gtdp->pause = pass->p.installed > pass->looks ? GTDP_PAUSE_MIN :
-		      min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_MAX);
+	gtdp->pause = pays ? GTDP_PAUSE_MIN : min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_MAX);
 
-	if (pass->arrived)
+	/* Beside vCPUs, pages here and there may well be the VMM's own. */
+	if (pass->arrived && (!gtdp->has_run || pays || pass->awaited))
 		gtdp_enter(gtdp, GTDP_ARRIVING);
 	else if (gtdp->state == GTDP_ARRIVING && pause >= GTDP_PAUSE_MAX)
 		gtdp_enter(gtdp, gtdp->has_run ? GTDP_TRICKLING : GTDP_WATCHING);
-	if (gtdp->state == GTDP_TRICKLING && !pass->wait && !waits)
-		gtdp_enter(gtdp, GTDP_ASLEEP);
 
-	if (gtdp->state == GTDP_ARRIVING)
+	switch (gtdp->state) {
+	case GTDP_ARRIVING:
 		return gtdp->pause;
-	if (gtdp->state == GTDP_WATCHING)
+	case GTDP_WATCHING:
 		return GTDP_PAUSE_MAX;
-	return min(pass->wait ? DIV_ROUND_UP(pass->wait * HZ, GTDP_TICKS) + 1 : LONG_MAX,
-		   waits ? GTDP_PAUSE_WAIT : LONG_MAX);
+	default:
+		if (pass->wait)
+			wait = gtdp_until(gtdp, pass->wait);
+		if (pass->again || pass->arrived || pass->awaited)
+			wait = min(wait, GTDP_PAUSE_WAIT);
+		if (wait == MAX_JIFFY_OFFSET)
+			gtdp_enter(gtdp, GTDP_ASLEEP);
+		return wait;
+	}
+}
+
+/* Jiffies until there is something to do that is not urgent. */
+static long gtdp_due(const struct kvm_gtdp *gtdp)
+{
+	return max_t(long, gtdp->next - jiffies, gtdp->paid - jiffies);
 }
 
 /*
@@ -871,16 +951,16 @@ static bool gtdp_follow(void *data)
 	struct kvm *kvm = data;
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 	struct gtdp_pass *pass = &gtdp->pass, urgent_pass = {};
-	bool marked, urgent;
-	long wait, rest;
-	u64 start;
+	bool urgent = READ_ONCE(gtdp->urgent);
+	u64 start, ns;
+	long wait;
 
-	if (READ_ONCE(gtdp->marked))
-		gtdp_event(gtdp, READ_ONCE(gtdp->urgent));
+	if (urgent || READ_ONCE(gtdp->marked))
+		gtdp_event(gtdp, urgent);
 	else if (gtdp->state == GTDP_ASLEEP)
 		return false;
 
-	wait = max_t(long, gtdp->next - jiffies, gtdp->paid - jiffies);
+	wait = max_t(long, gtdp->rested - jiffies, urgent ? 0 : gtdp_due(gtdp));
 	if (wait > 0) {
 		schedule_timeout(wait);
 		return true;
@@ -890,48 +970,61 @@ static bool gtdp_follow(void *data)
 	gtdp_drop_rt();
 
 	/*
+	 * What is new does not wait for a pass over what is absent, which may take
+	 * long.  If there is no end of it, they take turns.
+	 */
+	urgent = urgent && !(gtdp->was_urgent && gtdp_due(gtdp) <= 0);
+	gtdp->was_urgent = urgent;
+	if (urgent) {
+		pass = &urgent_pass;
+		WRITE_ONCE(gtdp->urgent, false);
+	}
+
+	/*
 	 * At once and before the look at the regions, so that whoever marks one
 	 * either is seen here or is left for the next pass; xchg() is a barrier,
 	 * which pairs with that of gtdp_wake_follower().
 	 */
-	marked = xchg(&gtdp->marked, false);
-	urgent = xchg(&gtdp->urgent, false);
-	if (marked || urgent) {
+	if (xchg(&gtdp->marked, false)) {
 		gtdp_event(gtdp, urgent);
 		/* It may be where a pass that was cut has been already. */
-		pass->again = true;
+		gtdp->pass.again = true;
 	}
-	/* What is new doesn't wait for a pass over what is absent, which may take long. */
-	if (urgent)
-		pass = &urgent_pass;
 
 	/* Whoever turns it on again wakes the follower after that. */
 	if (!kvm_gtdp_enabled(kvm)) {
+		WRITE_ONCE(gtdp->urgent, false);
 		gtdp->pass = (struct gtdp_pass) {};
 		gtdp_enter(gtdp, GTDP_ASLEEP);
 		return true;
 	}
 
+	if (!gtdp->has_run && gtdp_has_run(kvm)) {
+		WRITE_ONCE(gtdp->has_run, true);
+		gtdp_event(gtdp, true);
+	}
+
 	start = ktime_get_ns();
 	if (urgent || pass->cut || gtdp_begin(gtdp))
 		gtdp_pass(gtdp, pass);
-	start = ktime_get_ns() - start;
-	atomic64_add(start, &kvm->stat.tdp_populate_time_ns);
+	ns = ktime_get_ns() - start;
+	atomic64_add(ns, &kvm->stat.tdp_populate_time_ns);
 
 	/*
-	 * Take half of a CPU, at most, while it pays, and a small share of one to
-	 * find out whether it does, whatever is to be done next.
+	 * Take half of a CPU, mostly, and a small share of one to find out whether it
+	 * pays, whatever is to be done next.
 	 */
-	rest = nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
-	if (pass->p.installed > pass->looks)
-		rest = max(rest, min_t(long, nsecs_to_jiffies(start), GTDP_PAUSE_MAX));
-	wait = urgent ? GTDP_PAUSE_MIN : pass->cut ? 0 : gtdp_next(gtdp);
-	gtdp->paid = jiffies + rest;
-	gtdp->next = jiffies + wait;
+	gtdp->rested = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
+					 GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
+	if (time_before(gtdp->paid, jiffies))
+		gtdp->paid = jiffies;
+	gtdp->paid += nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
+	if (!urgent)
+		gtdp->next = jiffies + (pass->cut ? 0 : gtdp_next(gtdp));
 
 	if (pass->looks && !pass->cut)
 		trace_kvm_tdp_follow(pass->looks, pass->p.mapped, pass->p.installed,
-				     gtdp->state == GTDP_ASLEEP ? -1 : max(wait, rest));
+				     gtdp->state == GTDP_ASLEEP ? -1 : gtdp_due(gtdp));
 	return true;
 }
 
@@ -1001,6 +1094,7 @@ static int gtdp_create_follower(struct once *once)
 	gtdp->pause = GTDP_PAUSE_MIN;
 	gtdp->next = jiffies;
 	gtdp->paid = jiffies;
+	gtdp->rested = jiffies;
 	follower = gtdp_create_task(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
 				    "kvm-gtdp");
 	/* Being killed, stopped or frozen is not what is to be counted. */
@@ -1153,7 +1247,7 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 				}
 				gfn += n;
 				retries = GTDP_RETRIES;
-				if (gtdp_must_be_brief(kvm) || need_resched())
+				if (need_resched())
 					break;
 			}
 		}

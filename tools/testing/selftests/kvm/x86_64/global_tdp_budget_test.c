@@ -17,8 +17,8 @@
 
 #define SECONDS		60
 /* All that comes of a zap is within so many seconds. */
-#define ZAP_SECONDS	30
-#define ZAP_WAKEUPS	10
+#define ZAP_SECONDS	17
+#define ZAP_WAKEUPS	6
 /* The share of a CPU that looks in vain have, over any so many seconds. */
 #define VAIN_SECONDS	10
 #define VAIN_SHARE	16
@@ -36,6 +36,9 @@
 /* Memslots that come meanwhile, and the part of a pass they may have to wait for. */
 #define NR_NEW		8
 #define NEW_SHARE	8
+/* Regions that arrive then, one after the other, and likewise. */
+#define NR_FRONT	8
+#define FRONT_SHARE	8
 
 /* Memory that arrives, so many pages of a region at a time. */
 #define NR_STEPS	20
@@ -317,6 +320,32 @@ static void check_new(struct subject *s)
 		    "%lu pages in vain for what is new", absent);
 }
 
+/* What arrives next to what has arrived last does not wait for a pass either. */
+static void check_front(struct subject *s)
+{
+	const uint64_t slot = NR_VAIN + NR_NEW;
+	struct gtdp_mem mem;
+	uint64_t i, nr_mapped = gtdp_nr_mapped(s->vm), before, absent;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, GTDP_REGION_PAGES, 1);
+	gtdp_add_slot(s->vm, GTDP_SLOT + slot, 0, GTDP_GPA + slot * MEM_SIZE, &mem);
+	gtdp_wait_mapped(s->vm, nr_mapped + GTDP_REGION_PAGES);
+
+	before = gtdp_nr_absent(s->vm);
+	for (i = 1; i <= NR_FRONT; i++) {
+		gtdp_stamp(mem.hva + i * SZ_2M, GTDP_REGION_PAGES, 1);
+		gtdp_wait_mapped(s->vm, nr_mapped + (i + 1) * GTDP_REGION_PAGES);
+	}
+
+	absent = gtdp_nr_absent(s->vm) - before;
+	pr_info("%d regions that arrive: %lu pages in vain\n", NR_FRONT, absent);
+	TEST_ASSERT(absent <= NR_FRONT * NR_VAIN * NR_PAGES / 2 / FRONT_SHARE,
+		    "%lu pages in vain for what arrives", absent);
+	kvm_vm_free(s->vm);
+	gtdp_mem_free(&mem);
+}
+
 /* The largest share of a CPU of any so many seconds, in millionths. */
 static uint64_t max_share(const struct subject *s, int seconds)
 {
@@ -331,7 +360,7 @@ static uint64_t max_share(const struct subject *s, int seconds)
 
 int main(void)
 {
-	uint64_t i, t, nr, ns, absent, nr_code, sleeping = 0;
+	uint64_t i, t, nr, ns, absent, nr_code, sleeping = 0, sleeping_ns = 0, idle_ns = 0;
 	int ended;
 
 	gtdp_require(KVM_GLOBAL_TDP_FOLLOW);
@@ -348,13 +377,17 @@ int main(void)
 		create_idle(&idle[i]);
 
 	wait_until_asleep();
-	for (i = 0; i < NR_IDLE; i++)
+	for (i = 0; i < NR_IDLE; i++) {
 		sleeping += nr_wakeups(&idle[i]);
+		sleeping_ns += cpu_ns(&idle[i]);
+	}
 	absent = gtdp_nr_absent(vain.vm);
 	watch();
 	absent = gtdp_nr_absent(vain.vm) - absent;
-	for (i = 0, nr = 0; i < NR_IDLE; i++)
+	for (i = 0, nr = 0; i < NR_IDLE; i++) {
 		nr += nr_wakeups(&idle[i]);
+		idle_ns += cpu_ns(&idle[i]);
+	}
 
 	gtdp_wait_mapped(arriving.vm, nr_code + SECONDS * NR_STEPS * ARRIVING_PAGES);
 
@@ -381,6 +414,9 @@ int main(void)
 
 	TEST_ASSERT_EQ(during(rest.wakeups, 0, SECONDS), 0);
 	TEST_ASSERT_EQ(nr - sleeping, 0);
+	/* One that never sleeps is never woken up. */
+	TEST_ASSERT_EQ(during(rest.cpu_ns, 0, SECONDS), 0);
+	TEST_ASSERT_EQ(idle_ns - sleeping_ns, 0);
 
 	nr = during(zapped.wakeups, 0, ended);
 	TEST_ASSERT(nr && nr <= ZAP_WAKEUPS, "%lu wake-ups for a zap", nr);
@@ -400,6 +436,7 @@ int main(void)
 	TEST_ASSERT(nr && nr <= 1000000 / ARRIVING_SHARE, "%lu ppm for what arrives", nr);
 
 	check_new(&vain);
+	check_front(&vain);
 
 	return 0;
 }

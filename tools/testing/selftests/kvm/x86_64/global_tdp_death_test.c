@@ -38,6 +38,9 @@
 #define NR_CLOSES	4
 #define NR_POPULATORS	2
 
+/* How long to see that nothing happens: some passes. */
+#define HIGH_SECONDS	2
+
 static char *cgroup;
 static int pipe_fds[2];
 
@@ -66,19 +69,7 @@ static uint64_t read_number(const char *dir, const char *name)
 /* What the cgroup pays for, of one kind. */
 static uint64_t charged(const char *kind)
 {
-	char path[128], name[64];
-	bool found = false;
-	uint64_t value;
-	FILE *file;
-
-	snprintf(path, sizeof(path), "%s/memory.stat", cgroup);
-	file = fopen(path, "r");
-	TEST_ASSERT(file, "No %s", path);
-	while (!found && fscanf(file, "%63s %lu", name, &value) == 2)
-		found = !strcmp(name, kind);
-	TEST_ASSERT(found, "No '%s' in %s", kind, path);
-	fclose(file);
-	return value;
+	return gtdp_cgroup_stat(cgroup, "memory.stat", kind);
 }
 
 static bool create_cgroup(void)
@@ -354,6 +345,29 @@ static void rootless_vmm(void)
 	_exit(0);
 }
 
+/* Has its follower populate, which may take a while. */
+static void high_vmm(void)
+{
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = MEM_SIZE,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+	struct env env;
+
+	prepare_for_limit(&env);
+	set_step(READY);
+
+	wait_to(POPULATE);
+	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+	set_step(POPULATED);
+
+	wait_to(FINISH);
+	gtdp_wait_mapped(env.vm, gtdp_code_size(env.vm) / PAGE_SIZE + NR_TABLES);
+	check_pages(&env, NR_TABLES);
+	_exit(0);
+}
+
 static void told_follower(void)
 {
 	limited_follower(false);
@@ -362,22 +376,6 @@ static void told_follower(void)
 static void lone_follower(void)
 {
 	limited_follower(true);
-}
-
-static bool has_vm(pid_t pid)
-{
-	char prefix[16];
-	struct dirent *entry;
-	bool found = false;
-	DIR *dir;
-
-	snprintf(prefix, sizeof(prefix), "%d-", pid);
-	dir = opendir("/sys/kernel/debug/kvm");
-	TEST_ASSERT(dir, "No /sys/kernel/debug/kvm");
-	while (!found && (entry = readdir(dir)))
-		found = !strncmp(entry->d_name, prefix, strlen(prefix));
-	closedir(dir);
-	return found;
 }
 
 /* Nobody counts the users of a KVM that is no module. */
@@ -403,7 +401,7 @@ static void wait_for_nothing(pid_t pid, uint64_t users)
 	const uint64_t leeway = (2 + 2 * get_nprocs()) * PAGE_SIZE;
 	int i;
 
-	gtdp_wait_until(!has_vm(pid) && module_users() == users);
+	gtdp_wait_until(!gtdp_has_vm(pid) && module_users() == users);
 
 	for (i = 0; i < ARRAY_SIZE(kinds); i++)
 		gtdp_wait_until(!charged(kinds[i]));
@@ -779,7 +777,7 @@ static void wait_for_no_vm(void)
 {
 	pid_t tids[2];
 
-	gtdp_wait_until(!has_vm(getpid()) && !charged("sec_pagetables") &&
+	gtdp_wait_until(!gtdp_has_vm(getpid()) && !charged("sec_pagetables") &&
 			!gtdp_kernel_threads(tids, ARRAY_SIZE(tids)));
 }
 
@@ -866,12 +864,46 @@ static bool test_close_large(void)
 	return test_closing(closing_large_vmm);
 }
 
+/*
+ * Above memory.high, the follower has no page tables: it does not go to sleep, as
+ * others do who are charged for something, but would have them reclaim.
+ */
+static bool test_high(void)
+{
+	uint64_t users = module_users(), before;
+	char high[32];
+	pid_t pid;
+
+	if (!create_cgroup())
+		return false;
+
+	create_shared();
+	pid = gtdp_start(cgroup, high_vmm);
+	wait_for(pid, READY);
+
+	before = charged("sec_pagetables");
+	snprintf(high, sizeof(high), "%lu", read_number(cgroup, "memory.current") / 2);
+	TEST_ASSERT(gtdp_write_file(cgroup, "memory.high", high), "Can't set memory.high");
+	set_step(POPULATE);
+	wait_for(pid, POPULATED);
+	sleep(HIGH_SECONDS);
+	TEST_ASSERT_EQ(charged("sec_pagetables"), before);
+
+	TEST_ASSERT(gtdp_write_file(cgroup, "memory.high", "max"), "Can't set memory.high");
+	set_step(FINISH);
+	gtdp_check_exit(pid);
+	wait_for_nothing(pid, users);
+	gtdp_cgroup_destroy(cgroup);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "memory cgroup at its limit", test_limit },
 	{ "memory cgroup at its limit, asynchronous", test_limit_told },
 	{ "memory cgroup at its limit, given more later", test_limit_lone },
 	{ "memory cgroup at its limit, memory could be swapped out", test_limit_swap },
 	{ "memory cgroup at its limit, no root yet", test_limit_root },
+	{ "memory cgroup above memory.high", test_high },
 	{ "files closed", test_close },
 	{ "files closed, helper at work", test_close_large },
 	{ "killed", test_kill },

@@ -155,6 +155,34 @@ static bool test_arriving_thp(void)
 	return gtdp_has_thp() && test_arriving(GTDP_THP);
 }
 
+/*
+ * The zero page does not count as resident: it is the page tables that tell that
+ * something has arrived.
+ */
+static bool test_arriving_zero(void)
+{
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t nr_code;
+	int r;
+
+	vm = create(&vcpu, &nr_code);
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	usleep(SETTLE_USECS);
+
+	r = madvise(mem.hva, MEM_SIZE, MADV_POPULATE_READ);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+	TEST_ASSERT_EQ(gtdp_vcpu_stat(vcpu, "pf_taken"), 0);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK_ZERO, GTDP_GPA, NR_PAGES, 0), 0);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
 static bool test_arriving_memfd(void)
 {
 	return test_arriving(GTDP_MEMFD);
@@ -615,6 +643,7 @@ static const struct gtdp_test tests[] = {
 	{ "arriving", test_arriving_anon },
 	{ "arriving, transparent huge pages", test_arriving_thp },
 	{ "arriving, memfd", test_arriving_memfd },
+	{ "arriving, zero page", test_arriving_zero },
 	{ "absent", test_absent },
 	{ "asynchronous ioctl", test_async },
 	{ "large VM", test_large },

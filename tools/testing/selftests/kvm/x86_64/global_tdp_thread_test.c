@@ -462,17 +462,7 @@ struct frozen_env {
 
 static bool is_frozen(const char *dir)
 {
-	bool frozen = false;
-	char path[PATH_MAX], line[32];
-	FILE *file;
-
-	snprintf(path, sizeof(path), "%s/cgroup.events", dir);
-	file = fopen(path, "r");
-	TEST_ASSERT(file, "No %s", path);
-	while (fgets(line, sizeof(line), file))
-		frozen |= !strcmp(line, "frozen 1\n");
-	fclose(file);
-	return frozen;
+	return gtdp_cgroup_stat(dir, "cgroup.events", "frozen");
 }
 
 static void populate_all(struct frozen_env *env)

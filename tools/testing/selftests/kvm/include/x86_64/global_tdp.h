@@ -174,6 +174,7 @@ uint64_t gtdp_vcpu_stat(struct kvm_vcpu *vcpu, const char *name);
 uint64_t gtdp_nr_mapped(struct kvm_vm *vm);
 uint64_t gtdp_nr_populated(struct kvm_vm *vm);
 int gtdp_kernel_threads(pid_t *tids, int max);
+bool gtdp_has_vm(pid_t pid);
 pid_t gtdp_find_helper(void);
 bool gtdp_is_running(pid_t tid);
 uint64_t gtdp_cpu_time(pid_t tid);
@@ -195,6 +196,7 @@ bool gtdp_write_file(const char *dir, const char *name, const char *text);
 bool gtdp_set_param(const char *name, const char *value);
 void gtdp_restore_params(void);
 char *gtdp_cgroup_create(const char *parent, const char *controller);
+uint64_t gtdp_cgroup_stat(const char *path, const char *name, const char *key);
 void gtdp_cgroup_destroy(char *path);
 
 /* A VMM in a process of its own, for what can only be done to all of one. */

@@ -758,6 +758,23 @@ int gtdp_kernel_threads(pid_t *tids, int max)
 	return nr;
 }
 
+/* Whether a VM that the process has created, which may be gone by now, exists. */
+bool gtdp_has_vm(pid_t pid)
+{
+	char prefix[16];
+	struct dirent *entry;
+	bool found = false;
+	DIR *dir;
+
+	snprintf(prefix, sizeof(prefix), "%d-", pid);
+	dir = opendir("/sys/kernel/debug/kvm");
+	TEST_ASSERT(dir, "No /sys/kernel/debug/kvm");
+	while (!found && (entry = readdir(dir)))
+		found = !strncmp(entry->d_name, prefix, strlen(prefix));
+	closedir(dir);
+	return found;
+}
+
 /* The thread that helps the follower; 0 if there is none, or the first of more. */
 pid_t gtdp_find_helper(void)
 {
@@ -1077,6 +1094,24 @@ char *gtdp_cgroup_create(const char *parent, const char *controller)
 free:
 	free(path);
 	return NULL;
+}
+
+/* A value of a file that has a line for each, e.g. memory.stat. */
+uint64_t gtdp_cgroup_stat(const char *path, const char *name, const char *key)
+{
+	char file_path[PATH_MAX], word[64];
+	bool found = false;
+	uint64_t value;
+	FILE *file;
+
+	snprintf(file_path, sizeof(file_path), "%s/%s", path, name);
+	file = fopen(file_path, "r");
+	TEST_ASSERT(file, "No %s", file_path);
+	while (!found && fscanf(file, "%63s %lu", word, &value) == 2)
+		found = !strcmp(word, key);
+	TEST_ASSERT(found, "No '%s' in %s", key, file_path);
+	fclose(file);
+	return value;
 }
 
 void gtdp_cgroup_destroy(char *path)

@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves that the threads that build a VM's page tables are as well-behaved as the
+ * VMM's own: they stop for the freezer, of a cgroup or of a host that is suspended,
+ * and go on afterwards; end if the VMM executes another program; don't mind if it
+ * forks, whoever of the two ends first; and are limited by cpu.max, in which case
+ * memslot updates don't wait for them to have a CPU again.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "global_tdp.h"
+
+#define FEATURES	(KVM_GLOBAL_TDP_FOLLOW | KVM_GLOBAL_TDP_POPULATE)
+
+#define MEM_SIZE	SZ_32M
+#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+/* Memslots of the same memory: enough for there to be a helper, and for some time. */
+#define NR_SLOTS	(SZ_4G / MEM_SIZE + 1)
+/* And one that changes meanwhile, of other memory. */
+#define SLOT_CHANGED	(GTDP_SLOT + NR_SLOTS)
+
+#define HOST_TAG	1
+#define ATTEMPTS	20
+
+/* Little enough to meet the threads at work. */
+#define POLL_USECS	50
+
+/* How long to see that nothing happens. */
+#define STILL_USECS	500000
+
+/* A CPU for 2ms of every 100ms, in us. */
+#define CPU_MAX		"2000 100000"
+#define NR_UPDATES	40
+
+/* Of the executed program: the file of a VM that is not its own. */
+#define EXECUTED	"executed"
+
+static char *cgroup;
+
+/* Of a VMM and its parent. */
+static struct {
+	bool ready;
+	bool done;
+} *shared;
+
+struct env {
+	struct kvm_vm *vm;
+	struct gtdp_mem mem;
+};
+
+static void create_shared(void)
+{
+	shared = mmap(NULL, PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		      -1, 0);
+	TEST_ASSERT(shared != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+}
+
+static void env_create(struct env *env)
+{
+	struct kvm_populate_memory nothing = { .flags = KVM_POPULATE_ASYNC };
+	uint64_t i;
+
+	gtdp_mem_alloc(&env->mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
+	env->vm = vm_create_barebones();
+	vm_enable_cap(env->vm, KVM_CAP_GLOBAL_TDP, FEATURES);
+	for (i = 0; i < NR_SLOTS; i++)
+		gtdp_add_slot(env->vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, &env->mem);
+
+	/* That creates the threads. */
+	vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &nothing);
+}
+
+static void env_free(struct env *env)
+{
+	kvm_vm_free(env->vm);
+	gtdp_mem_free(&env->mem);
+}
+
+static void populate(struct env *env)
+{
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = NR_SLOTS * MEM_SIZE,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+
+	vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
+}
+
+/* Have it all mapped anew, and return when some of it is. */
+static void populate_some(struct env *env)
+{
+	int r = madvise(env->mem.hva, MEM_SIZE, MADV_DONTNEED);
+
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
+	populate(env);
+	__gtdp_wait_until(gtdp_nr_mapped(env->vm), POLL_USECS);
+}
+
+static void wait_all(struct env *env)
+{
+	gtdp_wait_mapped(env->vm, NR_SLOTS * NR_PAGES);
+}
+
+static void check_gone(pid_t pid)
+{
+	int status;
+	pid_t r = waitpid(pid, &status, WNOHANG);
+
+	TEST_ASSERT(!r, "The VMM ended with status %#x", status);
+}
+
+/* The threads of a process have had a CPU for so long, in ns. */
+static uint64_t cpu_time_of(pid_t pid)
+{
+	char path[PATH_MAX];
+	struct dirent *entry;
+	uint64_t sum = 0, ns;
+	FILE *file;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	dir = opendir(path);
+	TEST_ASSERT(dir, "No %s", path);
+	while ((entry = readdir(dir))) {
+		if (entry->d_name[0] == '.')
+			continue;
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/schedstat", pid, entry->d_name);
+		file = fopen(path, "r");
+		TEST_ASSERT(file, "No %s", path);
+		TEST_ASSERT_EQ(fscanf(file, "%lu", &ns), 1);
+		sum += ns;
+		fclose(file);
+	}
+	closedir(dir);
+	return sum;
+}
+
+static void freeze(bool on)
+{
+	TEST_ASSERT(gtdp_write_file(cgroup, "cgroup.freeze", on ? "1" : "0"),
+		    "Can't set cgroup.freeze");
+	gtdp_wait_until(gtdp_cgroup_stat(cgroup, "cgroup.events", "frozen") == on);
+}
+
+/* Populates, again and again, until told that this is enough. */
+static void busy_vmm(void)
+{
+	struct env env;
+
+	env_create(&env);
+	do {
+		populate_some(&env);
+		WRITE_ONCE(shared->ready, true);
+		wait_all(&env);
+	} while (!READ_ONCE(shared->done));
+
+	env_free(&env);
+	_exit(0);
+}
+
+static pid_t start_busy(void)
+{
+	pid_t pid;
+
+	create_shared();
+	pid = gtdp_start(cgroup, busy_vmm);
+	gtdp_wait_until((check_gone(pid), READ_ONCE(shared->ready)));
+	return pid;
+}
+
+static bool test_freezer(void)
+{
+	uint64_t before;
+	pid_t pid;
+	int i;
+
+	cgroup = gtdp_cgroup_create(NULL, NULL);
+	if (!cgroup)
+		return false;
+
+	pid = start_busy();
+	for (i = 0; i < ATTEMPTS; i++) {
+		freeze(true);
+		before = cpu_time_of(pid);
+		usleep(STILL_USECS / ATTEMPTS);
+		TEST_ASSERT_EQ(cpu_time_of(pid), before);
+		freeze(false);
+		/* At another moment each time. */
+		usleep(10000 + i * 777);
+	}
+
+	WRITE_ONCE(shared->done, true);
+	gtdp_check_exit(pid);
+	gtdp_cgroup_destroy(cgroup);
+	return true;
+}
+
+/*
+ * Suspend as far as all tasks are frozen, for a second; the kernel fails to if one
+ * of them does not agree.
+ */
+#define POWER	"/sys/power"
+static bool test_suspend(void)
+{
+	pid_t pid;
+	int i;
+
+	if (!gtdp_write_file(POWER, "pm_test", "freezer"))
+		return false;
+	gtdp_write_file("/sys/module/suspend/parameters", "pm_test_delay", "1");
+
+	cgroup = NULL;
+	pid = start_busy();
+	for (i = 0; i < 3; i++)
+		TEST_ASSERT(gtdp_write_file(POWER, "state", "freeze"),
+			    "Can't freeze all tasks: errno %d (%s)", errno, strerror(errno));
+
+	WRITE_ONCE(shared->done, true);
+	gtdp_check_exit(pid);
+	TEST_ASSERT(gtdp_write_file(POWER, "pm_test", "none"), "Can't set pm_test");
+	return true;
+}
+
+/* Executes this program with the VM's file open, its threads at work. */
+static void executing_vmm(void)
+{
+	char fd[16];
+	struct env env;
+
+	env_create(&env);
+	TEST_ASSERT(!fcntl(env.vm->fd, F_SETFD, 0), __KVM_SYSCALL_ERROR("fcntl()", -1));
+	snprintf(fd, sizeof(fd), "%d", env.vm->fd);
+	populate_some(&env);
+	execl("/proc/self/exe", "global_tdp_manners_test", EXECUTED, fd, NULL);
+	TEST_FAIL("execl(): %s", strerror(errno));
+}
+
+static void executed(int fd)
+{
+	struct kvm_populate_memory nothing = { .flags = KVM_POPULATE_ASYNC };
+	pid_t tid;
+	int r;
+
+	/* As it ends them before it begins. */
+	TEST_ASSERT_EQ(gtdp_kernel_threads(&tid, 1), 0);
+	r = ioctl(fd, KVM_POPULATE_MEMORY, &nothing);
+	TEST_ASSERT(r == -1 && errno == EIO, "ioctl() of another's VM: %d, errno %d", r, errno);
+	close(fd);
+	_exit(0);
+}
+
+static bool test_exec(void)
+{
+	int i;
+
+	for (i = 0; i < ATTEMPTS; i++)
+		gtdp_check_exit(gtdp_start(NULL, executing_vmm));
+	return true;
+}
+
+/* A process of the VMM's, as for a device: it has the VM's files, and nothing of its memory. */
+static pid_t fork_child(int *go)
+{
+	int fds[2];
+	pid_t pid;
+	char c;
+
+	TEST_ASSERT(!pipe(fds), __KVM_SYSCALL_ERROR("pipe()", -1));
+	pid = fork();
+	TEST_ASSERT(pid >= 0, __KVM_SYSCALL_ERROR("fork()", pid));
+	if (!pid) {
+		close(fds[1]);
+		/* Until told, or until there is nobody who could. */
+		if (read(fds[0], &c, 1) < 0)
+			_exit(1);
+		_exit(0);
+	}
+	close(fds[0]);
+	*go = fds[1];
+	return pid;
+}
+
+/* The child ends first: the VM does not notice. */
+static void forking_vmm(void)
+{
+	struct env env;
+	pid_t child;
+	int i, go;
+
+	env_create(&env);
+	for (i = 0; i < ATTEMPTS / 4; i++) {
+		populate_some(&env);
+		child = fork_child(&go);
+		/* All of the memory is the child's, too, until it is written to. */
+		wait_all(&env);
+		close(go);
+		gtdp_check_exit(child);
+		wait_all(&env);
+	}
+	env_free(&env);
+	_exit(0);
+}
+
+static bool test_fork(void)
+{
+	gtdp_check_exit(gtdp_start(NULL, forking_vmm));
+	return true;
+}
+
+static int go_of_child;
+
+/* The VMM ends first, with its threads; the child has a VM without any. */
+static void leaving_vmm(void)
+{
+	struct env env;
+	pid_t child;
+	int go;
+
+	env_create(&env);
+	populate_some(&env);
+	child = fork();
+	TEST_ASSERT(child >= 0, __KVM_SYSCALL_ERROR("fork()", child));
+	if (!child) {
+		char c;
+
+		/* Its parent's end, of which this one has a copy. */
+		go = read(go_of_child, &c, 1);
+		_exit(go < 0);
+	}
+	_exit(0);
+}
+
+static bool test_fork_left(void)
+{
+	int i, fds[2];
+	pid_t pid;
+
+	if (access("/sys/kernel/debug/kvm", F_OK))
+		return false;
+
+	for (i = 0; i < ATTEMPTS / 4; i++) {
+		TEST_ASSERT(!pipe2(fds, O_CLOEXEC), __KVM_SYSCALL_ERROR("pipe2()", -1));
+		go_of_child = fds[0];
+		pid = gtdp_start(NULL, leaving_vmm);
+		gtdp_check_exit(pid);
+		TEST_ASSERT(gtdp_has_vm(pid), "The VM is gone, though the child has it open");
+		TEST_ASSERT_EQ(write(fds[1], "", 1), 1);
+		gtdp_wait_until(!gtdp_has_vm(pid));
+		close(fds[0]);
+		close(fds[1]);
+	}
+	return true;
+}
+
+static uint64_t nr_throttled(const char *dir)
+{
+	return gtdp_cgroup_stat(dir, "cpu.stat", "nr_throttled");
+}
+
+/* All threads of KVM's are limited, those that change memslots are not. */
+static void limited_vmm(void)
+{
+	char *limited, text[16];
+	uint64_t before, during = 0, i;
+	struct gtdp_mem mem;
+	struct env env;
+	pid_t tids[8];
+	int nr;
+
+	env_create(&env);
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	limited = gtdp_cgroup_create(cgroup, NULL);
+	TEST_ASSERT(limited, "Can't create a cgroup in %s", cgroup);
+	TEST_ASSERT(gtdp_write_file(limited, "cgroup.type", "threaded") &&
+		    gtdp_write_file(cgroup, "cgroup.subtree_control", "+cpu") &&
+		    gtdp_write_file(limited, "cpu.max", CPU_MAX), "Can't set cpu.max");
+	nr = gtdp_kernel_threads(tids, ARRAY_SIZE(tids));
+	for (i = 0; i < nr; i++) {
+		snprintf(text, sizeof(text), "%d", tids[i]);
+		TEST_ASSERT(gtdp_write_file(limited, "cgroup.threads", text),
+			    "Can't set cgroup.threads");
+	}
+
+	populate_some(&env);
+	for (i = 0; i < NR_UPDATES && gtdp_nr_mapped(env.vm) < NR_SLOTS * NR_PAGES; i++) {
+		before = nr_throttled(limited);
+		vm_set_user_memory_region(env.vm, SLOT_CHANGED, 0,
+					  GTDP_GPA + NR_SLOTS * MEM_SIZE, MEM_SIZE, mem.hva);
+		vm_set_user_memory_region(env.vm, SLOT_CHANGED, 0,
+					  GTDP_GPA + NR_SLOTS * MEM_SIZE, 0, NULL);
+		during += nr_throttled(limited) - before;
+		usleep(20000);
+	}
+	pr_info("%lu memslots came and went, in %lu of %lu periods\n", i, during,
+		nr_throttled(limited));
+	TEST_ASSERT(nr_throttled(limited), "The threads were not limited");
+	TEST_ASSERT(i == NR_UPDATES, "All was mapped in spite of the limit");
+	TEST_ASSERT(during < NR_UPDATES / 2, "%lu periods for %d memslots", during, NR_UPDATES);
+
+	TEST_ASSERT(gtdp_write_file(limited, "cpu.max", "max"), "Can't set cpu.max");
+	wait_all(&env);
+	env_free(&env);
+	gtdp_wait_until(!gtdp_kernel_threads(tids, ARRAY_SIZE(tids)));
+	gtdp_cgroup_destroy(limited);
+	_exit(0);
+}
+
+static bool test_cpu_max(void)
+{
+	pid_t pid;
+
+	cgroup = gtdp_cgroup_create(NULL, "cpu");
+	if (!cgroup)
+		return false;
+
+	pid = gtdp_start(cgroup, limited_vmm);
+	gtdp_check_exit(pid);
+	gtdp_cgroup_destroy(cgroup);
+	return true;
+}
+
+static const struct gtdp_test tests[] = {
+	{ "freezer", test_freezer },
+	{ "suspend", test_suspend },
+	{ "another program is executed", test_exec },
+	{ "VMM forks", test_fork },
+	{ "VMM forks, and ends first", test_fork_left },
+	{ "cpu.max", test_cpu_max },
+};
+
+/* Takes part of the name of a test, to leave out all others. */
+int main(int argc, char *argv[])
+{
+	if (argc == 3 && !strcmp(argv[1], EXECUTED))
+		executed(atoi(argv[2]));
+
+	gtdp_require(FEATURES);
+	gtdp_run_some_tests(tests, ARRAY_SIZE(tests), argc > 1 ? argv[1] : NULL);
+}
