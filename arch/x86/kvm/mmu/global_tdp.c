@@ -58,9 +58,9 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
 /*
  * Regions that are looked at, or passed over, per SRCU read-side section.  Memslot
  * updates wait for its end, with slots_lock held, and there are many in the blackout
- * of a migration: 4 looks that map all of a region take some 20us.
+ * of a migration: 8 looks that map all of a region take some 100,000 instructions.
  */
-#define GTDP_LOOKS_PER_BATCH	4
+#define GTDP_LOOKS_PER_BATCH	8
 #define GTDP_REGIONS_PER_BATCH	4096
 
 /*

@@ -463,6 +463,36 @@ static bool test_stopped_large(void)
 }
 
 /*
+ * Memory arrives, while the VMM keeps asking for what is mapped already: that has
+ * a pass of its own, each time, but not to the exclusion of the rest.
+ */
+static bool test_arriving_urgent(void)
+{
+	struct kvm_populate_memory nothing = { .flags = KVM_POPULATE_ASYNC };
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	uint64_t nr_code;
+
+	vm = gtdp_vm_create(KVM_GLOBAL_TDP_FOLLOW | KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
+	nr_code = gtdp_code_size(vm) / PAGE_SIZE;
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	gtdp_wait_mapped(vm, nr_code);
+	usleep(SETTLE_USECS);
+
+	vm_ioctl(vm, KVM_POPULATE_MEMORY, &nothing);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	__gtdp_wait_until((vm_ioctl(vm, KVM_POPULATE_MEMORY, &nothing),
+			   gtdp_nr_mapped(vm) == nr_code + NR_PAGES), 0);
+	check_no_faults(vcpu, &mem);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+/*
  * The rest of a snapshot, say, that the VMM brings in slowly, here and there,
  * after vCPUs have begun to run.  A region is left alone for longer than it takes
  * to find out that there is nothing in it, while others gain all the time.
@@ -644,6 +674,7 @@ static const struct gtdp_test tests[] = {
 	{ "arriving, transparent huge pages", test_arriving_thp },
 	{ "arriving, memfd", test_arriving_memfd },
 	{ "arriving, zero page", test_arriving_zero },
+	{ "arriving, beside what is urgent", test_arriving_urgent },
 	{ "absent", test_absent },
 	{ "asynchronous ioctl", test_async },
 	{ "large VM", test_large },

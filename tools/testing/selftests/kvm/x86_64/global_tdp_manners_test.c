@@ -4,7 +4,8 @@
  * VMM's own: they stop for the freezer, of a cgroup or of a host that is suspended,
  * and go on afterwards; end if the VMM executes another program; don't mind if it
  * forks, whoever of the two ends first; and are limited by cpu.max, in which case
- * memslot updates don't wait for them to have a CPU again.
+ * memslot updates don't wait for them to have a CPU again.  Also that memory which
+ * was mapped ahead, and is never used, is reclaimed as fast as if it was not mapped.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -44,6 +45,15 @@
 /* A CPU for 2ms of every 100ms, in us. */
 #define CPU_MAX		"2000 100000"
 #define NR_UPDATES	40
+
+/* What is reclaimed of a VM's memory, and how many more pages may be scanned for it. */
+#define RECLAIM_SIZE	SZ_128M
+#define RECLAIM_PAGES	(RECLAIM_SIZE / PAGE_SIZE)
+#define RECLAIM		"64M"
+#define RECLAIM_ATTEMPTS 10
+#define RECLAIM_MORE(n)	((n) + (n) / 4)
+
+#define LRU_GEN		"/sys/kernel/mm/lru_gen"
 
 /* Of the executed program: the file of a VM that is not its own. */
 #define EXECUTED	"executed"
@@ -435,6 +445,97 @@ static bool test_cpu_max(void)
 	return true;
 }
 
+static bool is_populated;
+
+static void reclaimed_vmm(void)
+{
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, RECLAIM_SIZE, 0);
+	gtdp_stamp(mem.hva, RECLAIM_PAGES, HOST_TAG);
+	vm = vm_create_barebones();
+	vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, KVM_GLOBAL_TDP_POPULATE);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	if (is_populated)
+		gtdp_populate_full(vm, GTDP_GPA, RECLAIM_SIZE);
+	gtdp_drain_lru();
+	WRITE_ONCE(shared->ready, true);
+
+	gtdp_wait_until(READ_ONCE(shared->done));
+	gtdp_check(mem.hva, RECLAIM_PAGES, HOST_TAG);
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	_exit(0);
+}
+
+/* Returns how many pages were scanned to have half of a VM's memory back. */
+static uint64_t reclaim(bool populated)
+{
+	uint64_t scanned, stolen;
+	pid_t pid;
+	int i;
+
+	create_shared();
+	is_populated = populated;
+	cgroup = gtdp_cgroup_create(NULL, "memory");
+	TEST_ASSERT(cgroup, "Can't create a cgroup");
+	pid = gtdp_start(cgroup, reclaimed_vmm);
+	gtdp_wait_until((check_gone(pid), READ_ONCE(shared->ready)));
+
+	scanned = gtdp_cgroup_stat(cgroup, "memory.stat", "pgscan");
+	stolen = gtdp_cgroup_stat(cgroup, "memory.stat", "pgsteal");
+	for (i = 0; !gtdp_write_file(cgroup, "memory.reclaim", RECLAIM); i++)
+		TEST_ASSERT(i < RECLAIM_ATTEMPTS && errno == EAGAIN,
+			    "Can't reclaim: errno %d (%s)", errno, strerror(errno));
+	scanned = gtdp_cgroup_stat(cgroup, "memory.stat", "pgscan") - scanned;
+	stolen = gtdp_cgroup_stat(cgroup, "memory.stat", "pgsteal") - stolen;
+	pr_info("%s: %lu pages scanned, %lu reclaimed\n",
+		populated ? "populated" : "not populated", scanned, stolen);
+	TEST_ASSERT(stolen >= RECLAIM_PAGES / 4, "%lu pages are reclaimed", stolen);
+
+	WRITE_ONCE(shared->done, true);
+	gtdp_check_exit(pid);
+	gtdp_cgroup_destroy(cgroup);
+	return scanned;
+}
+
+/* With the LRU lists of @generations, or those of active and inactive pages. */
+static bool test_reclaim(const char *generations)
+{
+	uint64_t scanned;
+	char old[16] = {};
+	FILE *file;
+
+	/* Without swap, there is nothing to reclaim. */
+	if (!gtdp_has_zram_swap(RECLAIM_SIZE))
+		return false;
+
+	file = fopen(LRU_GEN "/enabled", "r");
+	if (!file)
+		return false;
+	TEST_ASSERT(fgets(old, sizeof(old), file), "Can't read " LRU_GEN "/enabled");
+	fclose(file);
+	TEST_ASSERT(gtdp_write_file(LRU_GEN, "enabled", generations), "Can't set " LRU_GEN);
+
+	scanned = reclaim(false);
+	TEST_ASSERT(reclaim(true) <= RECLAIM_MORE(scanned),
+		    "What was mapped ahead takes more to be reclaimed");
+
+	TEST_ASSERT(gtdp_write_file(LRU_GEN, "enabled", old), "Can't set " LRU_GEN);
+	return true;
+}
+
+static bool test_reclaim_generations(void)
+{
+	return test_reclaim("7");
+}
+
+static bool test_reclaim_lists(void)
+{
+	return test_reclaim("0");
+}
+
 static const struct gtdp_test tests[] = {
 	{ "freezer", test_freezer },
 	{ "suspend", test_suspend },
@@ -442,6 +543,8 @@ static const struct gtdp_test tests[] = {
 	{ "VMM forks", test_fork },
 	{ "VMM forks, and ends first", test_fork_left },
 	{ "cpu.max", test_cpu_max },
+	{ "memory.reclaim", test_reclaim_lists },
+	{ "memory.reclaim, MGLRU", test_reclaim_generations },
 };
 
 /* Takes part of the name of a test, to leave out all others. */

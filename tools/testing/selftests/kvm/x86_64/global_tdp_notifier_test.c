@@ -395,28 +395,9 @@ static bool merge_and_unmerge(struct env *env)
 	return true;
 }
 
-/* Other than a disk, zram is done with a page at once. */
-static bool has_zram_swap(void)
-{
-	FILE *file = fopen("/proc/swaps", "r");
-	unsigned long size, used;
-	char line[256];
-	bool found = false;
-
-	while (file && fgets(line, sizeof(line), file)) {
-		if (sscanf(line, "/dev/zram%*d %*s %lu %lu", &size, &used) == 2)
-			found |= (size - used) * SZ_1K >= 2 * MEM_SIZE;
-	}
-	if (file)
-		fclose(file);
-	if (!found)
-		ksft_print_msg("no swap space on zram\n");
-	return found;
-}
-
 static bool page_out(struct env *env)
 {
-	if (!has_zram_swap())
+	if (!gtdp_has_zram_swap(2 * MEM_SIZE))
 		return false;
 
 	page_out_all(env);
@@ -429,7 +410,7 @@ static bool reach_limit(struct env *env)
 	char dir[] = "/tmp/global_tdp.XXXXXX", group[64], path[128], text[32];
 	uint64_t left = NR_PAGES;
 
-	if (!has_zram_swap())
+	if (!gtdp_has_zram_swap(2 * MEM_SIZE))
 		return false;
 
 	TEST_ASSERT(mkdtemp(dir), __KVM_SYSCALL_ERROR("mkdtemp()", -1));

@@ -191,6 +191,7 @@ uint64_t gtdp_run(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa,
 int gtdp_try(struct kvm_vcpu *vcpu, enum gtdp_op op, uint64_t gpa, uint64_t nr,
 	     uint64_t tag);
 
+bool gtdp_has_zram_swap(uint64_t bytes);
 bool gtdp_write_file(const char *dir, const char *name, const char *text);
 /* A parameter of kvm.ko, which has its old value again when the program ends. */
 bool gtdp_set_param(const char *name, const char *value);

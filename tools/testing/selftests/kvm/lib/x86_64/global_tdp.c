@@ -1096,6 +1096,25 @@ free:
 	return NULL;
 }
 
+/* Other than a disk, zram is done with a page at once. */
+bool gtdp_has_zram_swap(uint64_t bytes)
+{
+	FILE *file = fopen("/proc/swaps", "r");
+	unsigned long size, used;
+	char line[256];
+	bool found = false;
+
+	while (file && fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "/dev/zram%*d %*s %lu %lu", &size, &used) == 2)
+			found |= (size - used) * SZ_1K >= bytes;
+	}
+	if (file)
+		fclose(file);
+	if (!found)
+		ksft_print_msg("no swap space on zram\n");
+	return found;
+}
+
 /* A value of a file that has a line for each, e.g. memory.stat. */
 uint64_t gtdp_cgroup_stat(const char *path, const char *name, const char *key)
 {
