@@ -46,12 +46,12 @@
 #define CPU_MAX		"2000 100000"
 #define NR_UPDATES	40
 
-/* What is reclaimed of a VM's memory, and how many more pages may be scanned for it. */
+/* What is reclaimed of a VM's memory, and the share of pages, in %, that may be scanned for it. */
 #define RECLAIM_SIZE	SZ_128M
 #define RECLAIM_PAGES	(RECLAIM_SIZE / PAGE_SIZE)
 #define RECLAIM		"64M"
 #define RECLAIM_ATTEMPTS 10
-#define RECLAIM_MORE(n)	((n) + (n) / 4)
+#define RECLAIM_SHARE	125
 
 #define LRU_GEN		"/sys/kernel/mm/lru_gen"
 
@@ -161,7 +161,7 @@ static uint64_t cpu_time_of(pid_t pid)
 	return sum;
 }
 
-static void freeze(bool on)
+static void set_frozen(bool on)
 {
 	TEST_ASSERT(gtdp_write_file(cgroup, "cgroup.freeze", on ? "1" : "0"),
 		    "Can't set cgroup.freeze");
@@ -206,11 +206,11 @@ static bool test_freezer(void)
 
 	pid = start_busy();
 	for (i = 0; i < ATTEMPTS; i++) {
-		freeze(true);
+		set_frozen(true);
 		before = cpu_time_of(pid);
 		usleep(STILL_USECS / ATTEMPTS);
 		TEST_ASSERT_EQ(cpu_time_of(pid), before);
-		freeze(false);
+		set_frozen(false);
 		/* At another moment each time. */
 		usleep(10000 + i * 777);
 	}
@@ -470,7 +470,7 @@ static void reclaimed_vmm(void)
 }
 
 /* Returns how many pages were scanned to have half of a VM's memory back. */
-static uint64_t reclaim(bool populated)
+static uint64_t nr_scanned(bool populated)
 {
 	uint64_t scanned, stolen;
 	pid_t pid;
@@ -518,8 +518,8 @@ static bool test_reclaim(const char *generations)
 	fclose(file);
 	TEST_ASSERT(gtdp_write_file(LRU_GEN, "enabled", generations), "Can't set " LRU_GEN);
 
-	scanned = reclaim(false);
-	TEST_ASSERT(reclaim(true) <= RECLAIM_MORE(scanned),
+	scanned = nr_scanned(false);
+	TEST_ASSERT(nr_scanned(true) <= scanned * RECLAIM_SHARE / 100,
 		    "What was mapped ahead takes more to be reclaimed");
 
 	TEST_ASSERT(gtdp_write_file(LRU_GEN, "enabled", old), "Can't set " LRU_GEN);
