@@ -74,31 +74,13 @@ static struct subject rest, zapped, balloon, vain, arriving, idle[NR_IDLE];
 
 static struct subject *const watched[] = { &rest, &zapped, &balloon, &vain, &arriving };
 
-/* How often a thread has gone to sleep, i.e. was woken up again but for the last. */
-static uint64_t nr_sleeps(pid_t tid)
-{
-	char path[64], line[256];
-	uint64_t nr = 0;
-	FILE *file;
-	int r = 0;
-
-	snprintf(path, sizeof(path), "/proc/self/task/%d/status", tid);
-	file = fopen(path, "r");
-	TEST_ASSERT(file, "No %s", path);
-	while (r != 1 && fgets(line, sizeof(line), file))
-		r = sscanf(line, "voluntary_ctxt_switches: %lu", &nr);
-	TEST_ASSERT_EQ(r, 1);
-	fclose(file);
-	return nr;
-}
-
 static uint64_t nr_wakeups(const struct subject *s)
 {
 	uint64_t nr = 0;
 	int i;
 
 	for (i = 0; i < s->nr_tids; i++)
-		nr += nr_sleeps(s->tids[i]);
+		nr += gtdp_nr_sleeps(s->tids[i]);
 	return nr;
 }
 

@@ -178,6 +178,7 @@ bool gtdp_has_vm(pid_t pid);
 pid_t gtdp_find_helper(void);
 bool gtdp_is_running(pid_t tid);
 uint64_t gtdp_cpu_time(pid_t tid);
+uint64_t gtdp_nr_sleeps(pid_t tid);
 uint64_t gtdp_nr_absent(struct kvm_vm *vm);
 void gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr);
 void __gtdp_wait_mapped(struct kvm_vm *vm, uint64_t nr, void (*action)(void *arg),

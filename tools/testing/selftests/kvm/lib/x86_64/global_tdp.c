@@ -758,6 +758,24 @@ int gtdp_kernel_threads(pid_t *tids, int max)
 	return nr;
 }
 
+/* How often a thread has gone to sleep, i.e. was woken up again but for the last. */
+uint64_t gtdp_nr_sleeps(pid_t tid)
+{
+	char path[64], line[256];
+	uint64_t nr = 0;
+	FILE *file;
+	int r = 0;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/status", tid);
+	file = fopen(path, "r");
+	TEST_ASSERT(file, "No %s", path);
+	while (r != 1 && fgets(line, sizeof(line), file))
+		r = sscanf(line, "voluntary_ctxt_switches: %lu", &nr);
+	TEST_ASSERT_EQ(r, 1);
+	fclose(file);
+	return nr;
+}
+
 /* Whether a VM that the process has created, which may be gone by now, exists. */
 bool gtdp_has_vm(pid_t pid)
 {
