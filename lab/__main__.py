@@ -28,7 +28,7 @@ from lab.error import LabError
 from lab.machine import ept, npt, runs
 from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
-from lab.measure import bench, dax, locking, perf, scale
+from lab.measure import bench, bulk, dax, locking, perf, scale
 from lab.source import docs, refresh, series, tree
 
 Target = Callable[[argparse.Namespace], int | None]
@@ -153,6 +153,7 @@ def parser() -> argparse.ArgumentParser:
     text = "show which lines of the series its tests execute"
     cover.configure(add("cover", cover.run, text))
     bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
+    bulk.configure(add("bench-bulk", bulk.run, "tell what many VMs at rest cost, off and on"))
     dax.configure(add("bench-dax", dax.run, "count them for a vNVDIMM, stock and ours"))
     text = "time what a vCPU's fault waits for, stock and ours"
     locking.configure(add("bench-locking", locking.run, text))
