@@ -1012,15 +1012,14 @@ static bool gtdp_follow(void *data)
 
 	/*
 	 * Take half of a CPU, mostly, and a small share of one to find out whether it
-	 * pays, whatever is to be done next.
+	 * pays, unless someone has asked for it, whatever is to be done next.
 	 */
 	gtdp->rested = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
 					 GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
-	if (time_before(gtdp->paid, jiffies))
-		gtdp->paid = jiffies;
-	gtdp->paid += nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
-	if (!urgent)
+	if (!urgent) {
+		gtdp->paid = jiffies + nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
 		gtdp->next = jiffies + (pass->cut ? 0 : gtdp_next(gtdp));
+	}
 
 	if (pass->looks && !pass->cut)
 		trace_kvm_tdp_follow(pass->looks, pass->p.mapped, pass->p.installed,

