@@ -42,7 +42,7 @@ test-package: build/.setup ## install, turn on and remove the package on Debian 
 selftests: build/.setup ## build KVM's selftests, static, into build/selftests
 	@$(lab) selftests
 
-check: build/.setup ## run the series' tests on NPT, global_tdp=1, but six; under two minutes [TESTS='global_tdp_api_test ...' CHECKED=1]
+check: build/.setup ## run the series' tests on NPT, global_tdp=1, but seven; under two minutes [TESTS='global_tdp_api_test ...' CHECKED=1]
 	@$(lab) check --tests "$$TESTS" $(if $(CHECKED),--checked)
 
 test: build/.setup ## run every test: the series' on NPT and EPT, the kernel's own against stock modules

@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def configure_check(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the inner loop."""
     parser.add_argument(
-        "--tests", default="", help="names, of the series' tests; default all but six"
+        "--tests", default="", help="names, of the series' tests; default all but seven"
     )
     text = "with assertions, as make test does, and VMs with memory attributes"
     parser.add_argument("--checked", action="store_true", help=text)
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace) -> int:
     """Run the series' tests on NPT with Global TDP on; 1 if any failed.
 
-    All but six tests, in some machines; or those that are named, then late and with other
+    All but seven tests, in some machines; or those that are named, then late and with other
     parameters, too.
     """
     title = f"series' tests, NPT, {ON}{f', {_CHECKED}' * args.checked}"

@@ -106,7 +106,7 @@ _SECONDS = {
         (130, "budget"),
         (45, "follow"),
         (17, "death notifier api"),
-        (20, "manners"),
+        (60, "manners"),
         (13, "thread"),
         (12, "uffd populate dirty poison"),
         (9, "nested root"),
@@ -133,12 +133,12 @@ up; a page table is being filled, but not linked; a VMA is no more what a call h
 _ONLY_DELAYED = {"global_tdp_churn_test"}
 """Long ones that are run without that on other machines."""
 
-_ONLY_NPT = {"global_tdp_budget_test"}
+_ONLY_NPT = {"global_tdp_budget_test", "global_tdp_manners_test"}
 """What takes minutes of a machine of usual speed, and is the same on any."""
 
 _NOT_INNER = {
     f"global_tdp_{name}_test"
-    for name in ("budget", "churn", "death", "fuzz", "locking", "nested")
+    for name in ("budget", "churn", "death", "fuzz", "locking", "manners", "nested")
 }
 """Tests of the series that the inner loop leaves to `make test`, stress and fuzz."""
 
