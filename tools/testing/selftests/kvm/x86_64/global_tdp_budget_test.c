@@ -169,6 +169,12 @@ static void create_balloon(struct subject *s)
 	run(s);
 }
 
+/* Of its memslots: those that come later are below the others. */
+static uint64_t vain_gpa(uint64_t i)
+{
+	return GTDP_GPA + i * MEM_SIZE;
+}
+
 /*
  * A VM that waits for memory, half of which is there in each region.  What arrives is
  * another's, see watch().
@@ -184,7 +190,7 @@ static void create_vain(struct subject *s)
 		gtdp_stamp(s->mem.hva + i * PAGE_SIZE, 1, 1);
 	/* Not all at once: it takes long where there are no other CPUs to do it. */
 	for (i = 0; i < NR_VAIN; i++) {
-		gtdp_add_slot(s->vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, &s->mem);
+		gtdp_add_slot(s->vm, GTDP_SLOT + i, 0, vain_gpa(NR_NEW + i), &s->mem);
 		if (!((i + 1) % VAIN_STEP))
 			gtdp_wait_mapped(s->vm, nr_code + (i + 1) * NR_PAGES / 2);
 	}
@@ -284,7 +290,10 @@ static int later(int first, int seconds)
 	return last;
 }
 
-/* What is new is mapped at once, however much else is looked at in vain. */
+/*
+ * What is new is mapped at once, however much else is looked at in vain, and be it
+ * where nothing has arrived lately.
+ */
 static void check_new(struct subject *s)
 {
 	const uint64_t nr_mapped = gtdp_nr_mapped(s->vm), before = gtdp_nr_absent(s->vm);
@@ -292,7 +301,7 @@ static void check_new(struct subject *s)
 
 	for (i = 0; i < NR_NEW; i++) {
 		gtdp_add_slot(s->vm, GTDP_SLOT + NR_VAIN + i, 0,
-			      GTDP_GPA + (NR_VAIN + i) * MEM_SIZE, &s->mem);
+			      vain_gpa(NR_NEW - 1 - i), &s->mem);
 		gtdp_wait_mapped(s->vm, nr_mapped + (i + 1) * NR_PAGES / 2);
 	}
 
@@ -311,7 +320,7 @@ static void check_front(struct subject *s)
 
 	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
 	gtdp_stamp(mem.hva, GTDP_REGION_PAGES, 1);
-	gtdp_add_slot(s->vm, GTDP_SLOT + slot, 0, GTDP_GPA + slot * MEM_SIZE, &mem);
+	gtdp_add_slot(s->vm, GTDP_SLOT + slot, 0, vain_gpa(slot), &mem);
 	gtdp_wait_mapped(s->vm, nr_mapped + GTDP_REGION_PAGES);
 
 	before = gtdp_nr_absent(s->vm);
