@@ -167,6 +167,7 @@ struct gtdp_pass {
 	/* The time, in ns, and gain when it was last seen whether looks pay. */
 	u64 slice_start;
 	u64 slice_runtime;
+	unsigned long slice_switches;
 	s64 slice_gain;
 	/* The time of those that did not. */
 	u64 vain_ns;
@@ -277,7 +278,7 @@ static long gtdp_until(const struct kvm_gtdp *gtdp, unsigned int seconds)
 
 /*
  * The seconds until the region is due, 0 if it is.  They wrap around after 256: what
- * is further away than it can be is over.
+ * is further away than it can be is over; what is late by almost that is later still.
  */
 static u8 gtdp_wait(const struct kvm_gtdp_region *r, u8 now)
 {
@@ -419,8 +420,10 @@ static bool gtdp_is_awaited(struct gtdp_pass *pass, gfn_t gfn)
 
 	vma = vma_lookup(mm, hva);
 	awaited = vma && (vma->vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR));
-	pass->not_awaited_start = hva;
-	pass->not_awaited_end = vma ? vma->vm_end : hva;
+	if (vma && !awaited) {
+		pass->not_awaited_start = hva;
+		pass->not_awaited_end = vma->vm_end;
+	}
 	mmap_read_unlock(mm);
 
 	return awaited;
@@ -469,7 +472,7 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		atomic64_add(installed, &pass->p.kvm->stat.tdp_repopulated);
 	else if (installed)
 		pass->arrived = true;
-	if (installed > 1)
+	if (todo != GTDP_ZAPPED && installed > 1 && !pass->as_id)
 		WRITE_ONCE(pass->p.kvm->arch.gtdp->front, start);
 
 	if (ret >= 0 && !absent)
@@ -611,18 +614,31 @@ static s64 gtdp_gain(const struct gtdp_pass *pass)
 	return pass->p.installed - pass->looks - pass->slice_gain;
 }
 
+static unsigned long gtdp_switches(void)
+{
+	return current->nvcsw + current->nivcsw;
+}
+
 static void gtdp_begin_slice(struct gtdp_pass *pass)
 {
 	pass->slice_start = ktime_get_ns();
 	pass->slice_runtime = current->se.sum_exec_runtime;
+	pass->slice_switches = gtdp_switches();
 	pass->slice_gain = pass->p.installed - pass->looks;
 }
 
-/* How long the thread has had a CPU: what is counted of that may be late by a tick. */
+/*
+ * How long the thread has had a CPU: all of the time, or what was counted as it went
+ * and maybe up to a tick more.
+ */
 static u64 gtdp_slice_ns(const struct gtdp_pass *pass)
 {
-	return min(ktime_get_ns() - pass->slice_start,
-		   current->se.sum_exec_runtime - pass->slice_runtime + TICK_NSEC);
+	u64 ns = ktime_get_ns() - pass->slice_start;
+
+	if (pass->slice_switches == gtdp_switches())
+		return ns;
+
+	return min(ns, current->se.sum_exec_runtime - pass->slice_runtime + TICK_NSEC);
 }
 
 static bool gtdp_end_slice(struct gtdp_pass *pass)
@@ -784,6 +800,7 @@ static void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 	struct kvm *kvm = gtdp->kvm;
 
 	pass->p.kvm = kvm;
+	pass->not_awaited_end = 0;
 	pass->cut = false;
 	pass->vain_ns = 0;
 	gtdp_begin_slice(pass);
@@ -859,10 +876,10 @@ static void gtdp_event(struct kvm_gtdp *gtdp, bool urgent)
 {
 	long wait = GTDP_PAUSE_MIN;
 
-	if (urgent || gtdp->state == GTDP_WATCHING) {
+	if (urgent || (!gtdp->has_run && gtdp->state != GTDP_ARRIVING)) {
 		gtdp_enter(gtdp, GTDP_ARRIVING);
 		gtdp->pause = GTDP_PAUSE_MIN;
-	} else if (gtdp->state != GTDP_ARRIVING) {
+	} else if (gtdp->state != GTDP_ARRIVING && !gtdp->pass.nomem) {
 		/* What was zapped beside vCPUs is due, at the earliest, as a second begins. */
 		gtdp_enter(gtdp, GTDP_TRICKLING);
 		wait = gtdp_until(gtdp, 1);
@@ -882,7 +899,7 @@ static void gtdp_event(struct kvm_gtdp *gtdp, bool urgent)
 static bool gtdp_begin(struct kvm_gtdp *gtdp)
 {
 	const struct gtdp_pass *last = &gtdp->pass;
-	const bool again = last->again;
+	const bool again = last->again || last->nomem;
 	const bool arrived = !gtdp->has_run && gtdp_more_resident(gtdp);
 
 	if (arrived)
@@ -891,7 +908,7 @@ static bool gtdp_begin(struct kvm_gtdp *gtdp)
 	gtdp->pass = (struct gtdp_pass) {
 		.arrived = arrived,
 		.absent = gtdp->state == GTDP_ARRIVING ||
-			  last->arrived || last->awaited || last->nomem,
+			  last->arrived || last->awaited || (last->nomem && last->absent),
 	};
 	return gtdp->state != GTDP_WATCHING || again;
 }
@@ -905,7 +922,8 @@ static long gtdp_next(struct kvm_gtdp *gtdp)
 	long wait = MAX_JIFFY_OFFSET;
 
 	if (pass->nomem) {
-		gtdp->pause = min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_NOMEM);
+		gtdp->pause = min(pause * GTDP_PAUSE_FACTOR,
+				  gtdp->has_run ? GTDP_PAUSE_NOMEM : GTDP_PAUSE_MAX);
 		return gtdp->pause;
 	}
 
@@ -1016,6 +1034,8 @@ static bool gtdp_follow(void *data)
 	 */
 	gtdp->rested = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
 					 GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
+	if (urgent && pass->cut)
+		WRITE_ONCE(gtdp->urgent, true);
 	if (!urgent) {
 		gtdp->paid = jiffies + nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
 		gtdp->next = jiffies + (pass->cut ? 0 : gtdp_next(gtdp));
@@ -1023,7 +1043,7 @@ static bool gtdp_follow(void *data)
 
 	if (pass->looks && !pass->cut)
 		trace_kvm_tdp_follow(pass->looks, pass->p.mapped, pass->p.installed,
-				     gtdp->state == GTDP_ASLEEP ? -1 : gtdp_due(gtdp));
+				     gtdp->state == GTDP_ASLEEP ? -1 : max(gtdp_due(gtdp), 0L));
 	return true;
 }
 

@@ -22,6 +22,8 @@
 /* The share of a CPU that looks in vain have, over any so many seconds. */
 #define VAIN_SECONDS	10
 #define VAIN_SHARE	16
+/* And how often they wake up each second, as they rest for 200ms and more. */
+#define VAIN_WAKEUPS	6
 
 #define MEM_SIZE	SZ_32M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
@@ -423,6 +425,8 @@ int main(void)
 	TEST_ASSERT(absent, "Nothing is looked at in vain");
 	nr = max_share(&vain, VAIN_SECONDS);
 	TEST_ASSERT(nr && nr <= 1000000 / VAIN_SHARE, "%lu ppm in vain", nr);
+	nr = during(vain.wakeups, 0, SECONDS);
+	TEST_ASSERT(nr * NSEC_PER_SEC <= VAIN_WAKEUPS * ns, "%lu wake-ups in vain", nr);
 	nr = max_share(&arriving, VAIN_SECONDS);
 	TEST_ASSERT(nr && nr <= 1000000 / ARRIVING_SHARE, "%lu ppm for what arrives", nr);
 

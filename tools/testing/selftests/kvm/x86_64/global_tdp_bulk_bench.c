@@ -60,6 +60,7 @@ static void vmm(void)
 {
 	struct vm_stats *stats = &shared->vms[nr];
 	struct kvm_vcpu *vcpu;
+	sigset_t waiting = {};
 	struct gtdp_mem mem;
 	struct kvm_vm *vm;
 
@@ -71,9 +72,11 @@ static void vmm(void)
 	gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, 1);
 
 	/* It is told when by its parent, by a signal, so as to do nothing meanwhile. */
+	sigprocmask(SIG_BLOCK, NULL, &waiting);
+	sigdelset(&waiting, SIGUSR1);
 	while (true) {
 		WRITE_ONCE(stats->ready, true);
-		pause();
+		sigsuspend(&waiting);
 		tell(stats);
 	}
 }
@@ -142,9 +145,13 @@ int main(int argc, char *argv[])
 	int seconds = argc > 2 ? atoi_positive("Seconds", argv[2]) : 600;
 	struct vm_stats before, after;
 	pid_t pids[MAX_VMS];
+	sigset_t blocked;
 
 	TEST_ASSERT(nr_vms <= MAX_VMS, "At most %d VMs", MAX_VMS);
 	sigaction(SIGUSR1, &action, NULL);
+	sigemptyset(&blocked);
+	sigaddset(&blocked, SIGUSR1);
+	sigprocmask(SIG_BLOCK, &blocked, NULL);
 	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
 		      MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	TEST_ASSERT(shared != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));

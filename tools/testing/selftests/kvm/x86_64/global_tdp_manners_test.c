@@ -42,6 +42,9 @@
 /* How long to see that nothing happens. */
 #define STILL_USECS	500000
 
+/* What it takes to leave a CPU, at most. */
+#define FROZEN_NS	1000000
+
 /* A CPU for 2ms of every 100ms, in us. */
 #define CPU_MAX		"2000 100000"
 #define NR_UPDATES	40
@@ -211,7 +214,8 @@ static bool test_freezer(void)
 		gtdp_wait_until((before = cpu_time_of(pid), usleep(5000),
 				 cpu_time_of(pid) == before));
 		usleep(STILL_USECS / ATTEMPTS);
-		TEST_ASSERT_EQ(cpu_time_of(pid), before);
+		TEST_ASSERT(cpu_time_of(pid) - before < FROZEN_NS,
+			    "%lu ns of a CPU while frozen", cpu_time_of(pid) - before);
 		set_frozen(false);
 		/* At another moment each time. */
 		usleep(10000 + i * 777);
@@ -335,7 +339,7 @@ static bool test_fork(void)
 	return true;
 }
 
-static int go_of_child;
+static int go_of_child, go_of_parent;
 
 /* The VMM ends first, with its threads; the child has a VM without any. */
 static void leaving_vmm(void)
@@ -351,7 +355,8 @@ static void leaving_vmm(void)
 	if (!child) {
 		char c;
 
-		/* Its parent's end, of which this one has a copy. */
+		/* Until its grandparent says so, or ends. */
+		close(go_of_parent);
 		go = read(go_of_child, &c, 1);
 		_exit(go < 0);
 	}
@@ -369,6 +374,7 @@ static bool test_fork_left(void)
 	for (i = 0; i < ATTEMPTS / 4; i++) {
 		TEST_ASSERT(!pipe2(fds, O_CLOEXEC), __KVM_SYSCALL_ERROR("pipe2()", -1));
 		go_of_child = fds[0];
+		go_of_parent = fds[1];
 		pid = gtdp_start(NULL, leaving_vmm);
 		gtdp_check_exit(pid);
 		TEST_ASSERT(gtdp_has_vm(pid), "The VM is gone, though the child has it open");
@@ -410,7 +416,10 @@ static void limited_vmm(void)
 	}
 
 	populate_some(&env);
-	for (i = 0; i < NR_UPDATES && gtdp_nr_mapped(env.vm) < NR_SLOTS * NR_PAGES; i++) {
+	for (i = 0; i < NR_UPDATES; i++) {
+		/* Where CPUs are fast, that may be all there is to do. */
+		if (gtdp_nr_mapped(env.vm) == NR_SLOTS * NR_PAGES)
+			populate_some(&env);
 		before = nr_throttled(limited);
 		vm_set_user_memory_region(env.vm, SLOT_CHANGED, 0,
 					  GTDP_GPA + NR_SLOTS * MEM_SIZE, MEM_SIZE, mem.hva);
@@ -423,7 +432,6 @@ static void limited_vmm(void)
 		nr_throttled(limited));
 	TEST_ASSERT(nr_throttled(limited), "The threads were not limited");
 	TEST_ASSERT(during < i / 2, "%lu periods for %lu memslots", during, i);
-	TEST_ASSERT(i == NR_UPDATES, "All was mapped in spite of the limit");
 
 	TEST_ASSERT(gtdp_write_file(limited, "cpu.max", "max"), "Can't set cpu.max");
 	wait_all(&env);
