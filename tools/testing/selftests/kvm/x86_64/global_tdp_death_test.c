@@ -39,7 +39,7 @@
 #define NR_POPULATORS	2
 
 /* How long to see that nothing happens: some passes. */
-#define HIGH_SECONDS	2
+#define HIGH_SECONDS	4
 
 static char *cgroup;
 static int pipe_fds[2];
@@ -886,6 +886,8 @@ static bool test_high(void)
 	pid = gtdp_start(cgroup, high_vmm);
 	wait_for(pid, READY);
 
+	/* Figures of a cgroup may be two seconds old. */
+	sleep(HIGH_SECONDS);
 	before = charged("sec_pagetables");
 	snprintf(high, sizeof(high), "%lu", read_number(cgroup, "memory.current") / 2);
 	TEST_ASSERT(gtdp_write_file(parent, "memory.high", high), "Can't set memory.high");
