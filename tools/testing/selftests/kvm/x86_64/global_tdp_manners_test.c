@@ -232,6 +232,12 @@ static bool test_freezer(void)
  * of them does not agree.
  */
 #define POWER	"/sys/power"
+
+static void end_pm_test(void)
+{
+	gtdp_write_file(POWER, "pm_test", "none");
+}
+
 static bool test_suspend(void)
 {
 	pid_t pid;
@@ -239,6 +245,7 @@ static bool test_suspend(void)
 
 	if (!gtdp_write_file(POWER, "pm_test", "freezer"))
 		return false;
+	atexit(end_pm_test);
 	gtdp_write_file("/sys/module/suspend/parameters", "pm_test_delay", "1");
 
 	cgroup = NULL;
@@ -249,7 +256,7 @@ static bool test_suspend(void)
 
 	WRITE_ONCE(shared->done, true);
 	gtdp_check_exit(pid);
-	TEST_ASSERT(gtdp_write_file(POWER, "pm_test", "none"), "Can't set pm_test");
+	end_pm_test();
 	return true;
 }
 
