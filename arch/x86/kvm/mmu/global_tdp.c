@@ -20,7 +20,6 @@
 
 #include <linux/call_once.h>
 #include <linux/hash.h>
-#include <linux/memcontrol.h>
 #include <linux/percpu_counter.h>
 #include <linux/sched/rt.h>
 #include <linux/sched/vhost_task.h>
@@ -148,7 +147,7 @@ struct gtdp_pass {
 	s64 turn;
 	/* Look at what is absent, too. */
 	bool absent;
-	/* Not at its end: to be continued where it is. */
+	/* Not at its end: to be continued where it is.  So is one without memory. */
 	bool cut;
 	/* More is resident, or was found where there was none before. */
 	bool arrived;
@@ -429,25 +428,6 @@ static bool gtdp_is_awaited(struct gtdp_pass *pass, gfn_t gfn)
 	return awaited;
 }
 
-/*
- * Page tables that nobody has asked for are not worth what it takes to make room for
- * them: whoever charges above memory.high is to reclaim, and to wait.
- */
-static bool gtdp_is_memory_high(void)
-{
-#ifdef CONFIG_MEMCG
-	struct mem_cgroup *memcg;
-
-	guard(rcu)();
-
-	for (memcg = mem_cgroup_from_task(current); memcg; memcg = parent_mem_cgroup(memcg)) {
-		if (page_counter_read(&memcg->memory) > READ_ONCE(memcg->memory.high))
-			return true;
-	}
-#endif
-	return false;
-}
-
 static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		      gfn_t start, gfn_t end, u8 now)
 {
@@ -483,6 +463,7 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 		/* Nothing is known of the region: it remains due. */
 		pass->again = true;
 		pass->nomem = ret == -ENOMEM;
+		pass->cut = pass->nomem;
 		if (todo == GTDP_ABSENT)
 			todo = GTDP_NEW;
 	} else if (todo == GTDP_ZAPPED && has_run &&
@@ -595,12 +576,10 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 			if (!gtdp_is_worthwhile(pass, r, now))
 				continue;
 
-			if (looks-- == GTDP_LOOKS_PER_BATCH)
-				pass->nomem = gtdp_is_memory_high();
-			if (!pass->nomem)
-				gtdp_look(pass, r, start, end, now);
+			gtdp_look(pass, r, start, end, now);
 			if (pass->nomem)
 				return false;
+			looks--;
 		}
 		pass->gfn = start;
 	}
@@ -725,6 +704,7 @@ static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 		helper->pass.p = (struct kvm_tdp_populate) {
 			.kvm = pass->p.kvm,
 			.role = pass->p.role,
+			.unasked = true,
 		};
 		helper->pass.looks = 0;
 		helper->pass.vain_ns = 0;
@@ -788,7 +768,7 @@ static void gtdp_pass_front(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 	const gfn_t gfn = pass->gfn;
 
 	pass->gfn = READ_ONCE(gtdp->front);
-	while (gtdp_pass_batch(pass) && gtdp_pass_on(pass) && gtdp_end_slice(pass))
+	while (gtdp_pass_batch(pass) && gtdp_end_slice(pass) && gtdp_pass_on(pass))
 		;
 	pass->gfn = gfn;
 }
@@ -800,8 +780,10 @@ static void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 	struct kvm *kvm = gtdp->kvm;
 
 	pass->p.kvm = kvm;
+	pass->p.unasked = true;
 	pass->not_awaited_end = 0;
 	pass->cut = false;
+	pass->nomem = false;
 	pass->vain_ns = 0;
 	gtdp_begin_slice(pass);
 
@@ -813,7 +795,7 @@ static void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 
 		if (was_cut && !pass->as_id)
 			gtdp_pass_front(gtdp, pass);
-		if (pass->cut || pass->nomem)
+		if (pass->cut)
 			break;
 
 		while (gtdp_pass_batch(pass) && gtdp_pass_on(pass)) {
@@ -821,7 +803,7 @@ static void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 				gtdp_share(gtdp, pass);
 		}
 		gtdp_join(gtdp, pass);
-		if (pass->cut || pass->nomem)
+		if (pass->cut)
 			break;
 	}
 
@@ -899,7 +881,7 @@ static void gtdp_event(struct kvm_gtdp *gtdp, bool urgent)
 static bool gtdp_begin(struct kvm_gtdp *gtdp)
 {
 	const struct gtdp_pass *last = &gtdp->pass;
-	const bool again = last->again || last->nomem;
+	const bool again = last->again;
 	const bool arrived = !gtdp->has_run && gtdp_more_resident(gtdp);
 
 	if (arrived)
@@ -908,7 +890,7 @@ static bool gtdp_begin(struct kvm_gtdp *gtdp)
 	gtdp->pass = (struct gtdp_pass) {
 		.arrived = arrived,
 		.absent = gtdp->state == GTDP_ARRIVING ||
-			  last->arrived || last->awaited || (last->nomem && last->absent),
+			  last->arrived || last->awaited,
 	};
 	return gtdp->state != GTDP_WATCHING || again;
 }
@@ -921,11 +903,15 @@ static long gtdp_next(struct kvm_gtdp *gtdp)
 	const int pause = gtdp->pause;
 	long wait = MAX_JIFFY_OFFSET;
 
+	/* Later, it goes on where there was none. */
 	if (pass->nomem) {
 		gtdp->pause = min(pause * GTDP_PAUSE_FACTOR,
 				  gtdp->has_run ? GTDP_PAUSE_NOMEM : GTDP_PAUSE_MAX);
 		return gtdp->pause;
 	}
+
+	if (pass->cut)
+		return 0;
 
 	gtdp->pause = pays ? GTDP_PAUSE_MIN : min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_MAX);
 
@@ -1034,11 +1020,11 @@ static bool gtdp_follow(void *data)
 	 */
 	gtdp->rested = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
 					 GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
-	if (urgent && pass->cut)
+	if (urgent && pass->cut && !pass->nomem)
 		WRITE_ONCE(gtdp->urgent, true);
 	if (!urgent) {
 		gtdp->paid = jiffies + nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
-		gtdp->next = jiffies + (pass->cut ? 0 : gtdp_next(gtdp));
+		gtdp->next = jiffies + gtdp_next(gtdp);
 	}
 
 	if (pass->looks && !pass->cut)

@@ -22,6 +22,7 @@
 #include "tdp_populate.h"
 
 #include <linux/magic.h>
+#include <linux/memcontrol.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/pgtable.h>
@@ -983,10 +984,35 @@ static struct kvm_mmu_page *find_root(struct kvm *kvm, union kvm_mmu_page_role r
  */
 #define POPULATE_GFP	(GFP_NOWAIT | __GFP_ACCOUNT)
 
+/*
+ * Whoever is charged above memory.high, of its cgroup or of one above, is to reclaim,
+ * and to wait.  Those that nobody has asked do neither, so they do without.
+ */
+static bool may_charge(const struct kvm_tdp_populate *p)
+{
+#ifdef CONFIG_MEMCG
+	struct mem_cgroup *memcg;
+
+	if (!p->unasked)
+		return true;
+
+	guard(rcu)();
+
+	for (memcg = mem_cgroup_from_task(current); memcg; memcg = parent_mem_cgroup(memcg)) {
+		if (page_counter_read(&memcg->memory) > READ_ONCE(memcg->memory.high))
+			return false;
+	}
+#endif
+	return true;
+}
+
 /* Have a page table, on the wanted node if it has one, instead of @sp. */
 static void replace_sp(struct kvm_tdp_populate *p, struct kvm_mmu_page **sp)
 {
-	struct kvm_mmu_page *new = tdp_mmu_alloc_sp_for_split(POPULATE_GFP, p->node - 1);
+	struct kvm_mmu_page *new = NULL;
+
+	if (may_charge(p))
+		new = tdp_mmu_alloc_sp_for_split(POPULATE_GFP, p->node - 1);
 
 	if (new && *sp)
 		tdp_mmu_free_sp(*sp);
@@ -1017,7 +1043,7 @@ static int topup(struct kvm_tdp_populate *p)
  * Returns the number of 4KiB pages that were dealt with, not less than those up
  * to the end of the 2MiB region that @start is in, or
  *   -EAGAIN the memslot or its mapping is just being changed, try later
- *   -ENOMEM no memory for page tables
+ *   -ENOMEM no memory for page tables, or none that may be charged
  */
 long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 {
@@ -1059,7 +1085,8 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 		rcu_read_unlock();
 		read_unlock(&kvm->mmu_lock);
 
-		if (r == -ENOENT && kvm_tdp_mmu_create_root(kvm, p->role, POPULATE_GFP))
+		if (r == -ENOENT && (!may_charge(p) ||
+				     kvm_tdp_mmu_create_root(kvm, p->role, POPULATE_GFP)))
 			return -ENOMEM;
 
 		needed = r == -ENOBUFS;

@@ -8,7 +8,7 @@
 
 /*
  * State of a walk that maps what the host has present into one TDP root.  Zero
- * it, set the first three fields, call kvm_tdp_populate() until the range is
+ * it, set the first fields, call kvm_tdp_populate() until the range is
  * dealt with and kvm_tdp_populate_end() when done.
  */
 struct kvm_tdp_populate {
@@ -17,6 +17,8 @@ struct kvm_tdp_populate {
 	const struct kvm_memory_slot *slot;
 	/* The role of the root to fill; the root is made if there is none. */
 	union kvm_mmu_page_role role;
+	/* Nobody waits for it: have nothing charged above memory.high. */
+	bool unasked;
 
 	/* Results in 4KiB pages, added up over all calls. */
 	u64 mapped;	/* mapped when looked at, whoever mapped it */

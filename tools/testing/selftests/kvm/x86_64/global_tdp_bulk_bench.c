@@ -110,16 +110,6 @@ static void print_memory(const char *when)
 	fclose(file);
 }
 
-static void wait_ready(pid_t pid, struct vm_stats *stats)
-{
-	int status;
-
-	while (!READ_ONCE(stats->ready)) {
-		TEST_ASSERT(!waitpid(pid, &status, WNOHANG), "A VMM has ended");
-		usleep(1000);
-	}
-}
-
 /* What all VMs' threads have done until now. */
 static struct vm_stats ask(const pid_t *pids, int nr_vms)
 {
@@ -130,7 +120,7 @@ static struct vm_stats ask(const pid_t *pids, int nr_vms)
 		stats = &shared->vms[i];
 		WRITE_ONCE(stats->ready, false);
 		kill(pids[i], SIGUSR1);
-		wait_ready(pids[i], stats);
+		gtdp_wait_until(gtdp_is_alive(pids[i]) && READ_ONCE(stats->ready));
 		sum.threads += stats->threads;
 		sum.sleeps += stats->sleeps;
 		sum.cpu_ns += stats->cpu_ns;
@@ -159,7 +149,7 @@ int main(int argc, char *argv[])
 	print_memory("before");
 	for (nr = 0; nr < nr_vms; nr++) {
 		pids[nr] = gtdp_start(NULL, vmm);
-		wait_ready(pids[nr], &shared->vms[nr]);
+		gtdp_wait_until(gtdp_is_alive(pids[nr]) && READ_ONCE(shared->vms[nr].ready));
 	}
 	sleep(SETTLE_SECONDS);
 	print_memory("after");

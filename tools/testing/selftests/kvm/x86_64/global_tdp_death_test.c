@@ -190,25 +190,17 @@ static void limited_vmm(void)
  */
 static void limited_follower(bool alone)
 {
-	struct kvm_populate_memory range = {
-		.gpa = GTDP_GPA,
-		.size = MEM_SIZE,
-		.flags = KVM_POPULATE_ASYNC,
-	};
 	struct env env;
 	char go;
 
 	prepare_for_limit(&env);
 	set_limit(read_number(cgroup, "memory.current") + LEEWAY);
-	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+	gtdp_populate_async(env.vm, GTDP_GPA, MEM_SIZE);
 
 	TEST_ASSERT_EQ(read(pipe_fds[0], &go, 1), 1);
 
-	if (!alone) {
-		range.gpa = GTDP_GPA;
-		range.size = MEM_SIZE;
-		vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
-	}
+	if (!alone)
+		gtdp_populate_async(env.vm, GTDP_GPA, MEM_SIZE);
 	gtdp_wait_mapped(env.vm, gtdp_code_size(env.vm) / PAGE_SIZE + NR_TABLES);
 	check_pages(&env, NR_TABLES);
 
@@ -257,19 +249,10 @@ static void wait_to(int step)
 	gtdp_wait_until(is_step(step));
 }
 
-static bool is_alive(pid_t pid)
-{
-	int status;
-	pid_t r = waitpid(pid, &status, WNOHANG);
-
-	TEST_ASSERT(!r, "The VMM ended with status %#x", status);
-	return true;
-}
-
 /* Unlike the VMM, its parent may find itself waiting for nobody. */
 static void wait_for(pid_t pid, int step)
 {
-	gtdp_wait_until(is_alive(pid) && is_step(step));
+	gtdp_wait_until(gtdp_is_alive(pid) && is_step(step));
 }
 
 static int populate_until_error(struct kvm_vm *vm, struct kvm_populate_memory *range)
@@ -348,18 +331,13 @@ static void rootless_vmm(void)
 /* Has its follower populate, which may take a while. */
 static void high_vmm(void)
 {
-	struct kvm_populate_memory range = {
-		.gpa = GTDP_GPA,
-		.size = MEM_SIZE,
-		.flags = KVM_POPULATE_ASYNC,
-	};
 	struct env env;
 
 	prepare_for_limit(&env);
 	set_step(READY);
 
 	wait_to(POPULATE);
-	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+	gtdp_populate_async(env.vm, GTDP_GPA, MEM_SIZE);
 	set_step(POPULATED);
 
 	wait_to(FINISH);
@@ -534,7 +512,7 @@ static bool test_limit_async(void (*vmm)(void))
 
 	/* The follower makes progress, and then it does not any more. */
 	pid = gtdp_start(cgroup, vmm);
-	gtdp_wait_until(is_alive(pid) && charged("sec_pagetables") >= LEEWAY / 2);
+	gtdp_wait_until(gtdp_is_alive(pid) && charged("sec_pagetables") >= LEEWAY / 2);
 	for (i = 0; i < 10; i++) {
 		last = tables;
 		usleep(100000);
@@ -545,7 +523,7 @@ static bool test_limit_async(void (*vmm)(void))
 		}
 		/* A table at least, each time. */
 		TEST_ASSERT(changes <= NR_TABLES, "Page tables come and go: %lu bytes", tables);
-		TEST_ASSERT(is_alive(pid), "The VMM has ended");
+		TEST_ASSERT(gtdp_is_alive(pid), "The VMM has ended");
 	}
 	TEST_ASSERT(tables < NR_TABLES * PAGE_SIZE, "%lu bytes of page tables", tables);
 
@@ -608,17 +586,12 @@ static void *zapper(void *arg)
 
 static void busy_vmm(void)
 {
-	struct kvm_populate_memory range = {
-		.gpa = GTDP_GPA,
-		.size = MEM_SIZE,
-		.flags = KVM_POPULATE_ASYNC,
-	};
 	pthread_t thread;
 	struct env env;
 	long i;
 
 	env_create(&env, GTDP_ALL);
-	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+	gtdp_populate_async(env.vm, GTDP_GPA, MEM_SIZE);
 
 	for (i = 0; i < NR_POPULATORS; i++)
 		pthread_create(&thread, NULL, populator, (void *)(long)env.vm->fd);
@@ -659,7 +632,7 @@ static bool test_kill(void)
 
 		/* Most of them once there is something to be left behind. */
 		if (i % 3)
-			gtdp_wait_until(is_alive(pid) &&
+			gtdp_wait_until(gtdp_is_alive(pid) &&
 					charged("sec_pagetables") >= SZ_64K);
 		usleep(guest_random_u32(&rng) % 100000);
 
@@ -675,13 +648,7 @@ static bool test_kill(void)
 
 static void populate_large(struct env *env)
 {
-	struct kvm_populate_memory range = {
-		.gpa = GTDP_GPA,
-		.size = NR_ALIASES * ALIAS_SIZE,
-		.flags = KVM_POPULATE_ASYNC,
-	};
-
-	vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
+	gtdp_populate_async(env->vm, GTDP_GPA, NR_ALIASES * ALIAS_SIZE);
 }
 
 /*
@@ -749,7 +716,7 @@ static bool test_kill_large(void)
 		set_step(PREPARING);
 		pid = gtdp_start(cgroup, large_vmm);
 		wait_for(pid, READY);
-		gtdp_wait_until(is_alive(pid) && gtdp_is_running(shared->helper));
+		gtdp_wait_until(gtdp_is_alive(pid) && gtdp_is_running(shared->helper));
 		kill_vmm(pid);
 		wait_for_nothing(pid, users);
 	}
@@ -810,11 +777,6 @@ static void closing_vmm(void)
 	struct guest_random_state rng = new_guest_random_state(getpid());
 	pthread_t threads[NR_POPULATORS];
 	pid_t follower;
-	struct kvm_populate_memory range = {
-		.gpa = GTDP_GPA,
-		.size = MEM_SIZE,
-		.flags = KVM_POPULATE_ASYNC,
-	};
 	struct env env;
 	long i;
 
@@ -822,7 +784,7 @@ static void closing_vmm(void)
 	gtdp_run(env.vcpu, GTDP_READ, GTDP_GPA, 1, 0);
 	for (i = 0; i < NR_POPULATORS; i++)
 		pthread_create(&threads[i], NULL, populator, (void *)(long)env.vm->fd);
-	vm_ioctl(env.vm, KVM_POPULATE_MEMORY, &range);
+	gtdp_populate_async(env.vm, GTDP_GPA, MEM_SIZE);
 
 	usleep(guest_random_u32(&rng) % 30000);
 	TEST_ASSERT_EQ(gtdp_kernel_threads(&follower, 1), 1);

@@ -301,17 +301,6 @@ static void add_slots(struct kvm_vm *vm, struct gtdp_mem *mem, uint64_t nr_slots
 		gtdp_add_slot(vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, mem);
 }
 
-static void populate_async(struct kvm_vm *vm, uint64_t nr_slots)
-{
-	struct kvm_populate_memory range = {
-		.gpa = GTDP_GPA,
-		.size = nr_slots * MEM_SIZE,
-		.flags = KVM_POPULATE_ASYNC,
-	};
-
-	vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
-}
-
 /*
  * Whether neither of two threads has done all but a little of what both have,
  * beyond what they had taken before: it takes CPU time to begin, too.
@@ -349,7 +338,7 @@ static bool test_large(void)
 	nr = gtdp_code_size(vm) / PAGE_SIZE + NR_LARGE * NR_PAGES;
 	add_slots(vm, &mem, NR_LARGE);
 
-	populate_async(vm, NR_LARGE);
+	gtdp_populate_async(vm, GTDP_GPA, NR_LARGE * MEM_SIZE);
 	TEST_ASSERT_EQ(gtdp_kernel_threads(tids, ARRAY_SIZE(tids)), 1 + has_cpu);
 
 	gtdp_wait_mapped(vm, nr);
@@ -368,7 +357,7 @@ static bool test_large(void)
 		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
 		r = mprotect(mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE);
 		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
-		populate_async(vm, NR_LARGE);
+		gtdp_populate_async(vm, GTDP_GPA, NR_LARGE * MEM_SIZE);
 		gtdp_wait_mapped(vm, nr);
 		if (share_work(tids, before))
 			break;
@@ -390,7 +379,6 @@ static bool test_large(void)
  */
 static void stopped_vmm(uint64_t nr_slots)
 {
-	struct kvm_populate_memory nothing;
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 	struct kvm_vm *vm;
@@ -411,11 +399,10 @@ static void stopped_vmm(uint64_t nr_slots)
 		add_slots(vm, &mem, nr_slots);
 		nr = nr_code + nr_slots * NR_PAGES;
 
-		nothing = (struct kvm_populate_memory) { .flags = KVM_POPULATE_ASYNC };
-		vm_ioctl(vm, KVM_POPULATE_MEMORY, &nothing);
+		gtdp_populate_async(vm, 0, 0);
 		usleep(SETTLE_USECS);
 
-		populate_async(vm, nr_slots);
+		gtdp_populate_async(vm, GTDP_GPA, nr_slots * MEM_SIZE);
 		__gtdp_wait_until(gtdp_nr_mapped(vm) != nr_code, POLL_USECS);
 		raise(SIGSTOP);
 		hits += gtdp_nr_mapped(vm) < nr;
@@ -468,7 +455,6 @@ static bool test_stopped_large(void)
  */
 static bool test_arriving_urgent(void)
 {
-	struct kvm_populate_memory nothing = { .flags = KVM_POPULATE_ASYNC };
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 	struct kvm_vm *vm;
@@ -481,9 +467,9 @@ static bool test_arriving_urgent(void)
 	gtdp_wait_mapped(vm, nr_code);
 	usleep(SETTLE_USECS);
 
-	vm_ioctl(vm, KVM_POPULATE_MEMORY, &nothing);
+	gtdp_populate_async(vm, 0, 0);
 	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
-	__gtdp_wait_until((vm_ioctl(vm, KVM_POPULATE_MEMORY, &nothing),
+	__gtdp_wait_until((gtdp_populate_async(vm, 0, 0),
 			   gtdp_nr_mapped(vm) == nr_code + NR_PAGES), 0);
 	check_no_faults(vcpu, &mem);
 

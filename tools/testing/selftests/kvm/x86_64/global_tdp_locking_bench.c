@@ -517,28 +517,17 @@ static void spread_kernel_threads(void)
 	}
 }
 
-static void populate_async(uint64_t size)
-{
-	struct kvm_populate_memory range = {
-		.gpa = GTDP_GPA,
-		.size = size,
-		.flags = KVM_POPULATE_ASYNC,
-	};
-
-	vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
-}
-
 static uint64_t populate_by_kernel(void)
 {
 	uint64_t start;
 
 	/* The first call creates the threads, which look again, ever more rarely. */
-	populate_async(SZ_2M);
+	gtdp_populate_async(vm, GTDP_GPA, SZ_2M);
 	spread_kernel_threads();
 	usleep(500000);
 
 	start = now_ns();
-	populate_async(large_size);
+	gtdp_populate_async(vm, GTDP_GPA, large_size);
 	/* Looking takes the CPU from them: do so rarely, for what takes some 100 ms. */
 	while (vm_get_stat(vm, "tdp_populated_4k") < large_size / PAGE_SIZE)
 		usleep(4000);

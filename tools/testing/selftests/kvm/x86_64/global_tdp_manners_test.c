@@ -83,7 +83,6 @@ static void create_shared(void)
 
 static void env_create(struct env *env)
 {
-	struct kvm_populate_memory nothing = { .flags = KVM_POPULATE_ASYNC };
 	uint64_t i;
 
 	gtdp_mem_alloc(&env->mem, GTDP_ANON, MEM_SIZE, 0);
@@ -94,24 +93,13 @@ static void env_create(struct env *env)
 		gtdp_add_slot(env->vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, &env->mem);
 
 	/* That creates the threads. */
-	vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &nothing);
+	gtdp_populate_async(env->vm, 0, 0);
 }
 
 static void env_free(struct env *env)
 {
 	kvm_vm_free(env->vm);
 	gtdp_mem_free(&env->mem);
-}
-
-static void populate(struct env *env)
-{
-	struct kvm_populate_memory range = {
-		.gpa = GTDP_GPA,
-		.size = NR_SLOTS * MEM_SIZE,
-		.flags = KVM_POPULATE_ASYNC,
-	};
-
-	vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
 }
 
 /* Have it all mapped anew, and return when some of it is. */
@@ -121,21 +109,13 @@ static void populate_some(struct env *env)
 
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
 	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
-	populate(env);
+	gtdp_populate_async(env->vm, GTDP_GPA, NR_SLOTS * MEM_SIZE);
 	__gtdp_wait_until(gtdp_nr_mapped(env->vm), POLL_USECS);
 }
 
 static void wait_all(struct env *env)
 {
 	gtdp_wait_mapped(env->vm, NR_SLOTS * NR_PAGES);
-}
-
-static void check_gone(pid_t pid)
-{
-	int status;
-	pid_t r = waitpid(pid, &status, WNOHANG);
-
-	TEST_ASSERT(!r, "The VMM ended with status %#x", status);
 }
 
 /* The threads of a process have had a CPU for so long, in ns. */
@@ -193,7 +173,7 @@ static pid_t start_busy(void)
 
 	create_shared();
 	pid = gtdp_start(cgroup, busy_vmm);
-	gtdp_wait_until((check_gone(pid), READ_ONCE(shared->ready)));
+	gtdp_wait_until(gtdp_is_alive(pid) && READ_ONCE(shared->ready));
 	return pid;
 }
 
@@ -297,7 +277,7 @@ static bool test_exec(void)
 	return true;
 }
 
-/* A process of the VMM's, as for a device: it has the VM's files, and nothing of its memory. */
+/* A process of the VMM's, as for a device: it has the VM's files, and its memory. */
 static pid_t fork_child(int *go)
 {
 	int fds[2];
@@ -353,19 +333,16 @@ static void leaving_vmm(void)
 {
 	struct env env;
 	pid_t child;
-	int go;
+	char c;
 
 	env_create(&env);
 	populate_some(&env);
 	child = fork();
 	TEST_ASSERT(child >= 0, __KVM_SYSCALL_ERROR("fork()", child));
 	if (!child) {
-		char c;
-
 		/* Until its grandparent says so, or ends. */
 		close(go_of_parent);
-		go = read(go_of_child, &c, 1);
-		_exit(go < 0);
+		_exit(read(go_of_child, &c, 1) < 0);
 	}
 	_exit(0);
 }
@@ -464,6 +441,14 @@ static bool test_cpu_max(void)
 
 static bool is_populated;
 
+/* What the host had before, to have it again when the program ends. */
+static char old_lru_gen[16];
+
+static void restore_lru_gen(void)
+{
+	gtdp_write_file(LRU_GEN, "enabled", old_lru_gen);
+}
+
 static void reclaimed_vmm(void)
 {
 	struct gtdp_mem mem;
@@ -498,7 +483,7 @@ static uint64_t nr_scanned(bool populated)
 	cgroup = gtdp_cgroup_create(NULL, "memory");
 	TEST_ASSERT(cgroup, "Can't create a cgroup");
 	pid = gtdp_start(cgroup, reclaimed_vmm);
-	gtdp_wait_until((check_gone(pid), READ_ONCE(shared->ready)));
+	gtdp_wait_until(gtdp_is_alive(pid) && READ_ONCE(shared->ready));
 
 	scanned = gtdp_cgroup_stat(cgroup, "memory.stat", "pgscan");
 	stolen = gtdp_cgroup_stat(cgroup, "memory.stat", "pgsteal");
@@ -521,7 +506,6 @@ static uint64_t nr_scanned(bool populated)
 static bool test_reclaim(const char *generations)
 {
 	uint64_t scanned;
-	char old[16] = {};
 	FILE *file;
 
 	/* Without swap, there is nothing to reclaim. */
@@ -531,15 +515,16 @@ static bool test_reclaim(const char *generations)
 	file = fopen(LRU_GEN "/enabled", "r");
 	if (!file)
 		return false;
-	TEST_ASSERT(fgets(old, sizeof(old), file), "Can't read " LRU_GEN "/enabled");
+	TEST_ASSERT(fgets(old_lru_gen, sizeof(old_lru_gen), file), "Can't read " LRU_GEN "/enabled");
 	fclose(file);
+	atexit(restore_lru_gen);
 	TEST_ASSERT(gtdp_write_file(LRU_GEN, "enabled", generations), "Can't set " LRU_GEN);
 
 	scanned = nr_scanned(false);
 	TEST_ASSERT(nr_scanned(true) <= scanned * RECLAIM_SHARE / 100,
 		    "What was mapped ahead takes more to be reclaimed");
 
-	TEST_ASSERT(gtdp_write_file(LRU_GEN, "enabled", old), "Can't set " LRU_GEN);
+	restore_lru_gen();
 	return true;
 }
 

@@ -127,16 +127,6 @@ static void alloc_sparse(void)
 	mem.hva = (void *)align_up((uint64_t)mem.map, SZ_2M);
 }
 
-static void populate_async(uint64_t nr_bytes)
-{
-	struct kvm_populate_memory range = {
-		.size = nr_bytes,
-		.flags = KVM_POPULATE_ASYNC,
-	};
-
-	vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
-}
-
 /*
  * What the follower, which sleeps by now, takes for its next pass, which finds what
  * @mark has marked.  Those that follow, at least 10ms later, don't count.  By the
@@ -155,12 +145,12 @@ static uint64_t time_pass(void (*mark)(void))
 
 static void mark_all(void)
 {
-	populate_async(size);
+	gtdp_populate_async(vm, 0, size);
 }
 
 static void mark_one(void)
 {
-	populate_async(SZ_2M);
+	gtdp_populate_async(vm, 0, SZ_2M);
 }
 
 /*
@@ -325,7 +315,7 @@ static void run_kernel(void)
 	add_aliases();
 
 	set_phase("populate");
-	populate_async(size);
+	gtdp_populate_async(vm, 0, size);
 	__gtdp_wait_until(gtdp_nr_populated(vm) == size / PAGE_SIZE, 4000);
 	set_phase("idle");
 
@@ -408,7 +398,7 @@ static void run_zap(uint64_t features, const char *name)
 	alloc_aliases();
 	create_vm(features);
 	add_aliases();
-	populate_async(size);
+	gtdp_populate_async(vm, 0, size);
 	__gtdp_wait_until(gtdp_nr_populated(vm) == size / PAGE_SIZE, 4000);
 	usleep(3000000);
 

@@ -467,18 +467,11 @@ static bool is_frozen(const char *dir)
 
 static void populate_all(struct frozen_env *env)
 {
-	struct kvm_populate_memory range = {
-		.gpa = GTDP_GPA,
-		.size = NR_SLOTS * MEM_SIZE,
-		.flags = KVM_POPULATE_ASYNC,
-	};
-
-	vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
+	gtdp_populate_async(env->vm, GTDP_GPA, NR_SLOTS * MEM_SIZE);
 }
 
 static void frozen_create(struct frozen_env *env)
 {
-	struct kvm_populate_memory nothing = { .flags = KVM_POPULATE_ASYNC };
 	char tid[16];
 	pid_t helper;
 	uint64_t i;
@@ -491,7 +484,7 @@ static void frozen_create(struct frozen_env *env)
 		gtdp_add_slot(env->vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, &env->mem);
 
 	/* That creates the threads. */
-	vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &nothing);
+	gtdp_populate_async(env->vm, 0, 0);
 
 	env->cgroup = gtdp_cgroup_create(cgroup, NULL);
 	TEST_ASSERT(env->cgroup, "Can't create a cgroup in %s", cgroup);

@@ -159,6 +159,7 @@ int gtdp_populate_on(struct kvm_vm *vm, struct kvm_populate_memory *range,
 		     struct kvm_populate_memory *sum);
 struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,
 					 uint64_t size);
+void gtdp_populate_async(struct kvm_vm *vm, uint64_t gpa, uint64_t size);
 void gtdp_populate_full(struct kvm_vm *vm, uint64_t gpa, uint64_t size);
 
 /*
@@ -203,6 +204,7 @@ void gtdp_cgroup_destroy(char *path);
 
 /* A VMM in a process of its own, for what can only be done to all of one. */
 pid_t gtdp_start(const char *cgroup, void (*vmm)(void));
+bool gtdp_is_alive(pid_t pid);
 void gtdp_check_exit(pid_t pid);
 
 #endif /* SELFTEST_KVM_GLOBAL_TDP_H */

@@ -651,6 +651,18 @@ struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, uint64_t gpa,
 }
 
 /* Populate what is known to be present. */
+/* Leave it to the follower, which is created, with its helpers, if there is none yet. */
+void gtdp_populate_async(struct kvm_vm *vm, uint64_t gpa, uint64_t size)
+{
+	struct kvm_populate_memory range = {
+		.gpa = gpa,
+		.size = size,
+		.flags = KVM_POPULATE_ASYNC,
+	};
+
+	vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+}
+
 void gtdp_populate_full(struct kvm_vm *vm, uint64_t gpa, uint64_t size)
 {
 	struct kvm_populate_memory sum = gtdp_populate(vm, gpa, size);
@@ -1176,6 +1188,16 @@ pid_t gtdp_start(const char *cgroup, void (*vmm)(void))
 		    "Can't enter %s", cgroup);
 	vmm();
 	_exit(1);
+}
+
+/* Fails if it is not: who waits for it to do something would wait in vain. */
+bool gtdp_is_alive(pid_t pid)
+{
+	int status;
+	pid_t r = waitpid(pid, &status, WNOHANG);
+
+	TEST_ASSERT(!r, "The VMM ended with status %#x", status);
+	return true;
 }
 
 void gtdp_check_exit(pid_t pid)
