@@ -515,7 +515,8 @@ static bool test_reclaim(const char *generations)
 	file = fopen(LRU_GEN "/enabled", "r");
 	if (!file)
 		return false;
-	TEST_ASSERT(fgets(old_lru_gen, sizeof(old_lru_gen), file), "Can't read " LRU_GEN "/enabled");
+	TEST_ASSERT(fgets(old_lru_gen, sizeof(old_lru_gen), file),
+		    "Can't read " LRU_GEN "/enabled");
 	fclose(file);
 	atexit(restore_lru_gen);
 	TEST_ASSERT(gtdp_write_file(LRU_GEN, "enabled", generations), "Can't set " LRU_GEN);
