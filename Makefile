@@ -10,7 +10,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken model test-debug cover test-tools tools demo qemu test-qemu test-assigned test-nvdimm bench bench-bulk bench-dax bench-locking bench-perf bench-scale lab docs lint clean
+	stress fuzz test-broken bisect model test-debug cover test-tools tools demo qemu test-qemu test-assigned test-nvdimm bench bench-bulk bench-dax bench-locking bench-perf bench-scale lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -56,6 +56,9 @@ fuzz: build/.setup ## hand random and hostile arguments to capability and ioctl 
 
 test-broken: build/.setup ## break each promise of the series in turn, see a test notice [ARGS='--only uffd']
 	@$(lab) test-broken $(ARGS)
+
+bisect: build/.setup ## have git am take the series, build and boot after every patch; half an hour [ARGS='--first 20']
+	@$(lab) bisect $(ARGS)
 
 model: build/.setup ## prove the protocol (models/) with spin, find what is broken in it on purpose [ARGS='--show span/NO_CARRY']
 	@$(lab) model $(ARGS)

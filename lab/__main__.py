@@ -12,6 +12,7 @@ from pathlib import Path
 from lab import paths
 from lab.check import (
     assigned,
+    bisect,
     broken,
     cover,
     debug,
@@ -147,6 +148,8 @@ def parser() -> argparse.ArgumentParser:
     stress.configure_fuzz(add("fuzz", stress.fuzz, "hand random arguments to the interfaces"))
     text = "break each promise of the series, see a test notice"
     broken.configure(add("test-broken", broken.run, text))
+    text = "have git am take the series, build and boot after every patch"
+    bisect.configure(add("bisect", bisect.run, text))
     text = "prove the protocol with spin, find what is broken in it on purpose"
     model.configure(add("model", model.run, text))
     debug.configure(add("test-debug", debug.run, "run the series' tests in a debug kernel"))

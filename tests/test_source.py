@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from lab.error import LabError
-from lab.source import debian, patches, refresh, tree
+from lab.source import copies, debian, patches, refresh, tree
 from lab.source.debian import Kernel
 from lab.source.git import BASE, BRANCH, Git
 
@@ -29,7 +29,7 @@ class Scratch(unittest.TestCase):
         names = {"ROOT": self.root, "LINUX": self.linux, "PATCHES": self.patches}
         names |= {"SERIES": self.patches / "series", "BUILD": self.root / "build"}
         names |= {"STATE": self.linux / ".git/lab.json"}
-        for module in (patches, tree, refresh):
+        for module in (patches, tree, refresh, copies):
             known = {name: path for name, path in names.items() if hasattr(module, name)}
             stack.enter_context(mock.patch.multiple(module, **known))
         kernel = mock.patch.object(debian, "kernel", return_value=Kernel(RELEASE))
@@ -88,10 +88,9 @@ class RoundTrip(Scratch):
         self.two_commits()
         refresh.refresh()
         head, made = self.git.commit(), self.files()
-        first, second = sorted(name for name in made if name.endswith(".patch"))
-        self.assertNotIn(b"New-file", made[first])
-        self.assertIn(f"---\nNew-file: {NEW}\n".encode(), made[second])
-        self.assertNotIn(b"+new", made[second])
+        _, second = sorted(name for name in made if name.endswith(".patch"))
+        self.assertIn(f"--- /dev/null\n+++ b/{NEW}\n".encode(), made[second])
+        self.assertIn(b"new file mode 100755", made[second])
         self.assertEqual(made[NEW], b"new\n")
         self.assertTrue((self.root / NEW).stat().st_mode & 0o100)
 
@@ -106,6 +105,17 @@ class RoundTrip(Scratch):
             self.assertEqual(*told)
         refresh.refresh()
         self.assertEqual(self.files(), made)
+        copies.check()
+
+    def test_git_am_takes_it(self) -> None:
+        self.two_commits()
+        self.write(NEW, "newer\n")
+        self.commit("KVM: Change the new")
+        refresh.refresh()
+        head = self.git.commit()
+        self.git("reset", "-q", "--hard", BASE)
+        self.git("am", "-q", *sorted(self.patches.glob("*.patch")))
+        self.assertEqual(self.git("diff", head, "HEAD"), "")
 
     def test_what_is_no_longer_there_goes(self) -> None:
         self.two_commits()
@@ -169,17 +179,6 @@ class Compose(Scratch):
         second.unlink()
         self.refuses(tree.compose, f"{second.name}: no such patch")
 
-    def test_a_new_file_that_is_not_there(self) -> None:
-        self.saved()
-        (self.root / NEW).unlink()
-        self.refuses(tree.compose, f"{NEW}: no such file")
-
-    def test_a_new_file_that_the_kernel_has(self) -> None:
-        second = self.saved()
-        second.write_text(second.read_text().replace(f"New-file: {NEW}", "New-file: README"))
-        (self.root / "README").write_text("another\n")
-        self.refuses(tree.compose, "README is not new")
-
 
 class Refresh(Scratch):
     """Takes nothing that could not be given back."""
@@ -207,16 +206,11 @@ class Refresh(Scratch):
             self.refuses(refresh.refresh, "git would end there")
             self.git("reset", "-q", "--hard", "HEAD~1")
 
-    def test_a_new_file_that_changes_again(self) -> None:
-        self.two_commits()
-        self.write(NEW, "newer\n")
-        self.commit("KVM: Change the new")
-        self.refuses(refresh.refresh, f"{NEW} is new in .*Add the new.* changed again")
-
     def test_patches_that_changed_meanwhile(self) -> None:
         self.two_commits()
         refresh.refresh()
-        (self.root / NEW).write_text("edited here\n")
+        first = min(self.patches.glob("*.patch"))
+        first.write_text(first.read_text().replace("It was old", "It was very old"))
         self.write(OLD, "edited there\n")
         self.commit("KVM: Another")
         self.refuses(refresh.refresh, "changed since make tree")
@@ -240,33 +234,53 @@ class Refresh(Scratch):
             refresh.refresh()
 
 
-class NewFiles(Scratch):
-    """As a patch names them: after its changelog, before its diff."""
+class Copies(Scratch):
+    """The new files, where people read them."""
 
-    def names(self, text: str) -> list[str]:
-        path = self.patches / "0001-x.patch"
-        path.write_text(text)
-        return patches.Patch(path).new_files
+    def setUp(self) -> None:
+        super().setUp()
+        self.two_commits()
+        refresh.refresh()
 
-    def test_where_they_count(self) -> None:
-        line = "New-file: a.c\n"
-        self.assertEqual(self.names(f"Subject: x\n\nWords\n---\n{line}"), ["a.c"])
-        self.assertEqual(self.names(f"Subject: x\n\n{line}---\n\n"), [])
-        self.assertEqual(self.names(f"x\n---\ndiff --git a/b b/b\n{line}"), [])
+    def test_edited(self) -> None:
+        (self.root / NEW).write_text("edited here\n")
+        self.refuses(copies.check, f"{NEW} .1 in all. is not what")
+
+    def test_another_mode(self) -> None:
+        (self.root / NEW).chmod(0o644)
+        self.refuses(copies.check, NEW)
+
+    def test_gone(self) -> None:
+        (self.root / NEW).unlink()
+        self.refuses(copies.check, NEW)
+
+    def test_one_too_many(self) -> None:
+        (self.root / "virt").mkdir()
+        (self.root / "virt/more.c").write_text("more\n")
+        self.refuses(copies.check, "virt/more.c")
+        refresh.refresh()
+        self.assertFalse((self.root / "virt").exists())
+        copies.check()
+
+
+class Series(Scratch):
+    """The patch folder."""
 
     def test_series_has_comments(self) -> None:
         (self.patches / "0001-x.patch").write_text("Subject: x\n")
         (self.patches / "series").write_text("# of these\n\n0001-x.patch # the first\n")
         (found,) = patches.series()
-        self.assertEqual(found.path.name, "0001-x.patch")
+        self.assertEqual(found.name, "0001-x.patch")
 
-    def test_the_digest_sees_modes_and_content(self) -> None:
+    def test_the_digest_sees_names_and_content(self) -> None:
         self.two_commits()
         refresh.refresh()
         seen = {patches.digest(RELEASE), patches.digest("another")}
-        (self.root / NEW).chmod(0o644)
+        first, second = sorted(self.patches.glob("*.patch"))
+        second.write_text(second.read_text() + "\n")
         seen.add(patches.digest(RELEASE))
-        (self.root / NEW).write_text("newer\n")
+        series = self.patches / "series"
+        series.write_text(f"{second.name}\n{first.name}\n")
         seen.add(patches.digest(RELEASE))
         self.assertEqual(len(seen), 4)
 

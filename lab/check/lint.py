@@ -6,7 +6,7 @@ from lab.check import sparse
 from lab.error import LabError
 from lab.make import modules
 from lab.paths import ROOT, VENV_BIN
-from lab.source import checkpatch, series
+from lab.source import checkpatch, copies, series
 
 
 def lint() -> None:
@@ -16,6 +16,7 @@ def lint() -> None:
     if sum(subprocess.run(look, cwd=ROOT).returncode for look in looks):
         raise LabError("ruff objects to lab/: ruff check --fix, ruff format")
     # As build/linux is; the series must have been taken back from there.
+    copies.check()
     modules.build()
     sparse.check()
     checkpatch.check(series.export())

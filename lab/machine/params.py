@@ -30,15 +30,16 @@ def to_load(
     """Return the list for KVM, with kvm_amd or kvm_intel as `vendor`.
 
     `stock` takes the distribution's modules, `checked` ours with assertions; `kvm` is to be
-    loaded as kvm.ko in any case. With `swap`, what swap space takes comes first.
+    loaded as kvm.ko in any case, and the vendor's module if it is beside it. With `swap`, what
+    swap space takes comes first.
     """
     kernel = debian.kernel()
     chosen = split(params, kernel, stock=stock, checked=checked)
     lines = [*(needed(kernel, "zram") if swap else ()), *needed(kernel, vendor)]
     for owner in ("kvm", vendor):
         file = module(kernel, owner, stock=stock, checked=checked)
-        if owner == "kvm" and kvm:
-            file = kvm
+        if kvm and (owner == "kvm" or kvm.with_name(file.name).exists()):
+            file = kvm.with_name(file.name)
         lines.append(f"{file} {chosen[owner]}".strip())
     return "".join(f"{line}\n" for line in lines)
 

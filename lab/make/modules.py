@@ -62,7 +62,7 @@ def build(*, checked: bool = False) -> None:
         mirror(kind.sources, checked=checked)
         compile_in(kind.sources, kind.into.name, checked=checked)
         for name in NAMES:
-            _install(kind, name)
+            install(kind.sources, kind.into, name)
     made = ", ".join(f"{name}.ko" for name in NAMES)
     console.print(f"build/{kind.into.name}: {made}")
 
@@ -82,18 +82,18 @@ def compile_in(
     )
 
 
-def mirror(into: Path, *, checked: bool = False) -> None:
-    """Compose the sources of the modules of build/linux, and a Kbuild for them, in `into`."""
+def mirror(into: Path, *, checked: bool = False, linux: Path = LINUX) -> None:
+    """Compose the sources of the modules of a kernel tree, and a Kbuild for them, in `into`."""
     for source in SOURCES:
         target = into / source
         target.mkdir(parents=True, exist_ok=True)
         built = [f"--exclude={pattern}" for pattern in BUILT]
         shell.output(
             *("rsync", "-rlp", "--checksum", "--delete", "--exclude=/Makefile", *built),
-            *(f"{LINUX / source}/", f"{target}/"),
+            *(f"{linux / source}/", f"{target}/"),
         )
-        _write(target / "Makefile", _makefile(source, checked=checked))
-    git = Git(LINUX)
+        _write(target / "Makefile", _makefile(linux / source, checked=checked))
+    git = Git(linux)
     changed = {
         *git.lines("diff", "--name-only", "--diff-filter=d", BASE),
         *git.lines("ls-files", "--others", "--exclude-standard"),
@@ -104,13 +104,14 @@ def mirror(into: Path, *, checked: bool = False) -> None:
             console.print(f"not in the modules, but changed: {name}", style="yellow")
     _mirror_headers(
         into / "front",
+        linux,
         [name for name in outside if name.startswith(("arch/x86/include/", "include/"))],
     )
 
 
-def _makefile(source: str, *, checked: bool) -> str:
+def _makefile(source: Path, *, checked: bool) -> str:
     """Return the kernel's Makefile, with paths that are good outside of its tree."""
-    path = LINUX / source / "Makefile"
+    path = source / "Makefile"
     if not path.exists():
         return ""
     text = path.read_text()
@@ -122,8 +123,8 @@ def _makefile(source: str, *, checked: bool) -> str:
     return f"LINUXINCLUDE := {front} $(LINUXINCLUDE)\n{text}"
 
 
-def _mirror_headers(front: Path, names: Iterable[str]) -> None:
-    wanted = {front / name: LINUX / name for name in names}
+def _mirror_headers(front: Path, linux: Path, names: Iterable[str]) -> None:
+    wanted = {front / name: linux / name for name in names}
     for directory in FRONT:
         (front / directory).mkdir(parents=True, exist_ok=True)
     present = {path for path in front.rglob("*") if path.is_file()}
@@ -143,12 +144,13 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def _install(kind: Kind, name: str) -> None:
-    built = kind.sources / "arch/x86/kvm" / f"{name}.ko"
-    target = kind.into / built.name
-    if target.exists() and target.stat().st_mtime >= built.stat().st_mtime:
-        return
-    kind.into.mkdir(exist_ok=True)
-    scratch = target.with_suffix(".tmp")
-    shell.output("strip", "--strip-debug", built, "-o", scratch)
-    scratch.rename(target)
+def install(mirrored: Path, into: Path, name: str) -> Path:
+    """Return a module that compile_in() has built, put in `into` without debug information."""
+    built = mirrored / "arch/x86/kvm" / f"{name}.ko"
+    target = into / built.name
+    if not target.exists() or target.stat().st_mtime < built.stat().st_mtime:
+        into.mkdir(exist_ok=True)
+        scratch = target.with_suffix(".tmp")
+        shell.output("strip", "--strip-debug", built, "-o", scratch)
+        scratch.rename(target)
+    return target

@@ -7,7 +7,7 @@ from lab.paths import BUILD, LINUX, SELFTESTS
 from lab.shell import console, locked
 from lab.source import tree
 
-SOURCE = LINUX / "tools/testing/selftests/kvm"
+SOURCE = "tools/testing/selftests/kvm"
 HEADERS = BUILD / "headers"
 """Where the kernel's user headers go: outside of the tree, which stays clean."""
 PATIENCE = Path(__file__).with_name("patience.h")
@@ -22,30 +22,27 @@ def build() -> None:
 
 def _build() -> None:
     tree.ensure()
-    SELFTESTS.mkdir(exist_ok=True)
-    shell.build("headers", "make", "-C", LINUX, f"O={HEADERS}", "ARCH=x86", "headers", "-j2")
+    compile_in(LINUX, HEADERS, SELFTESTS)
+    scripts = ("--include=*/", "--include=*.sh", "--exclude=*")
+    shell.output("rsync", "-rlpt", *scripts, f"{LINUX / SOURCE}/", f"{SELFTESTS}/")
+    console.print(f"build/selftests: {len(programs())} programs")
+
+
+def compile_in(linux: Path, headers: Path, into: Path, log: str = "selftests") -> None:
+    """Build those of a kernel tree; the log is build/LOG.log."""
+    into.mkdir(exist_ok=True)
+    shell.build("headers", "make", "-C", linux, f"O={headers}", "ARCH=x86", "headers", "-j2")
     flags = f"USERCFLAGS=-include {PATIENCE}"
-    built_with = SELFTESTS / "flags"
+    built_with = into / "flags"
     same = built_with.exists() and built_with.read_text() == flags
     shell.build(
-        "selftests",
-        *(
-            "make",
-            "-C",
-            SOURCE,
-            f"OUTPUT={SELFTESTS}",
-            "ARCH=x86",
-            "LDFLAGS=-static",
-            "-j2",
-        ),
+        log,
+        *("make", "-C", linux / SOURCE, f"OUTPUT={into}", "ARCH=x86", "LDFLAGS=-static", "-j2"),
         flags,
-        f"KHDR_INCLUDES=-isystem {HEADERS}/usr/include",
+        f"KHDR_INCLUDES=-isystem {headers}/usr/include",
         *([] if same else ["-B"]),  # make does not know what objects were built with
     )
     built_with.write_text(flags)
-    scripts = ("--include=*/", "--include=*.sh", "--exclude=*")
-    shell.output("rsync", "-rlpt", *scripts, f"{SOURCE}/", f"{SELFTESTS}/")
-    console.print(f"build/selftests: {len(programs())} programs")
 
 
 def programs() -> list[str]:

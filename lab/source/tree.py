@@ -19,7 +19,6 @@ from lab.paths import BUILD, LINUX, ROOT
 from lab.shell import console, locked, working
 from lab.source import debian, patches
 from lab.source.git import BASE, BRANCH, IDENTITY, Git
-from lab.source.patches import Patch
 
 STATE = LINUX / ".git" / "lab.json"
 """What was composed: `inputs` (hash over the patch folder) and `head` (the result)."""
@@ -125,7 +124,7 @@ def _let_git_see_all(ignore: Path) -> None:
         ignore.write_text(rules.rstrip() + "\n")
 
 
-def _commit(git: Git, parent: str, patch: Patch) -> str:
+def _commit(git: Git, parent: str, patch: Path) -> str:
     """Return a commit of `patch` on `parent`, in terms of git's plumbing."""
     scratch = LINUX / ".git" / "lab-compose"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -139,19 +138,11 @@ def _commit(git: Git, parent: str, patch: Patch) -> str:
             raise LabError(_does_not_apply(patch, done.stderr.decode(errors="replace")))
         return done.stdout.decode().strip()
 
-    header = plumb(
-        "mailinfo", scratch / "body", scratch / "diff", stdin=patch.path.read_bytes()
-    )
+    header = plumb("mailinfo", scratch / "body", scratch / "diff", stdin=patch.read_bytes())
     field = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
     plumb("read-tree", parent)
     if "\ndiff --git " in "\n" + patches.read(scratch / "diff"):
         plumb("apply", "--cached", "--whitespace=nowarn", scratch / "diff")
-    for name in patch.new_files:
-        if git.exists(BASE, name):
-            raise LabError(f"{patch.path.name}: {name} is not new, the kernel has it already")
-        blob = plumb("hash-object", "-w", ROOT / name)
-        mode = "100755" if os.access(ROOT / name, os.X_OK) else "100644"
-        plumb("update-index", "--add", "--cacheinfo", f"{mode},{blob},{name}")
     env |= {
         "GIT_AUTHOR_NAME": field["Author"],
         "GIT_AUTHOR_EMAIL": field["Email"],
@@ -170,10 +161,10 @@ def _commit(git: Git, parent: str, patch: Patch) -> str:
     return made
 
 
-def _does_not_apply(patch: Patch, message: str) -> str:
+def _does_not_apply(patch: Path, message: str) -> str:
     place = re.search(r"error: patch failed: (\S+)|error: (\S+):", message)
     where = next((group for group in place.groups() if group), "") if place else ""
     return (
-        f"{patch.path.name} does not apply{' at ' + where if where else ''}; build/linux is as "
-        f"it was. Mend the hunk in {patch.path.relative_to(ROOT)}, then make tree again"
+        f"{patch.name} does not apply{' at ' + where if where else ''}; build/linux is as "
+        f"it was. Mend the hunk in {patch.relative_to(ROOT)}, then make tree again"
     )

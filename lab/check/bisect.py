@@ -1,0 +1,144 @@
+"""make bisect: `git am` takes the series, and every patch of it builds, loads and runs VMs.
+
+Patches are applied one by one in a work tree of its own, to the kernel they are for. After
+each the modules are built with every warning an error, the selftests if the patch changes
+them, and a machine loads kvm.ko and kvm-amd.ko and runs some of KVM's own tests, with the
+parameters of the series off and on as far as there are any yet.
+"""
+
+import argparse
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from lab.check import report
+from lab.check.outcome import Outcome, State
+from lab.check.report import Part
+from lab.error import LabError
+from lab.machine import npt
+from lab.machine.result import Command
+from lab.make import modules, selftests
+from lab.paths import BUILD, LINUX, SELFTESTS
+from lab.shell import console, locked
+from lab.source import patches, tree
+from lab.source.git import BASE, IDENTITY, Git
+
+DIRECTORY = BUILD / "bisect"
+SWITCHES = ("shared_mmu_lock", "global_tdp")
+"""Parameters of kvm.ko that turn on, for new VMs, what parts of the series do."""
+
+_TESTS = ("set_memory_region_test", "pre_fault_memory_test", "kvm_page_table_test -m 3 -b 64M")
+_SECONDS = 300
+
+_RUN = f"""
+run() {{
+    echo "== $1"
+    for test in {" ".join(f"'{test}'" for test in _TESTS)}; do
+        {SELFTESTS}/$test || exit 1
+    done
+}}
+run "as it is"
+cd /sys/module/kvm/parameters
+for switch in {" ".join(SWITCHES)}; do
+    [ -e $switch ] || continue
+    echo 1 >$switch
+    run "$switch on"
+done
+"""
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    command.add_argument("--first", type=int, default=1, help="number of a patch to begin with")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Apply, build and boot one by one; 1 if any of it fails."""
+    tree.compose()
+    selftests.build()
+    series = patches.series()
+    if not 1 <= args.first <= len(series):
+        raise LabError(f"--first {args.first}: patches are 1 to {len(series)}")
+    began = time.monotonic()
+    with locked("bisect"):
+        git = _worktree()
+        part = Part("patches")
+        for number, patch in enumerate(series, 1):
+            if not _am(git, patch):
+                part.outcomes.append(Outcome(patch.stem, State.FAILED, 0, "git am refuses it"))
+                break
+            if number < args.first:
+                continue
+            outcome = _try(git, patch)
+            console.print(
+                f"{number}/{len(series)} {outcome.state} {patch.stem} {outcome.reason}"
+            )
+            part.outcomes.append(outcome)
+        else:
+            part.outcomes.append(_compare(git))
+    part.seconds = time.monotonic() - began
+    return report.show([part])
+
+
+def _worktree() -> Git:
+    """Return the kernel without the series."""
+    linux = DIRECTORY / "linux"
+    DIRECTORY.mkdir(exist_ok=True)
+    git = Git(LINUX)
+    if not linux.exists():
+        git("worktree", "prune")
+        git("worktree", "add", "-q", "--detach", linux, BASE)
+    git = Git(linux)
+    subprocess.run(["git", "am", "--abort"], cwd=linux, capture_output=True)
+    git("checkout", "-q", "--force", "--detach", BASE)
+    return git
+
+
+def _am(git: Git, patch: Path) -> bool:
+    identity = [f"-c{name}={IDENTITY[key]}" for name, key in _COMMITTER]
+    command = ["git", *identity, "am", "-q", patch]
+    return subprocess.run(command, cwd=git.tree).returncode == 0
+
+
+_COMMITTER = (("user.name", "GIT_COMMITTER_NAME"), ("user.email", "GIT_COMMITTER_EMAIL"))
+
+
+def _try(git: Git, patch: Path) -> Outcome:
+    """Return whether what the patch makes of KVM builds, loads and passes."""
+    began = time.monotonic()
+
+    def outcome(state: State, reason: str = "", output: str = "") -> Outcome:
+        return Outcome(patch.stem, state, time.monotonic() - began, reason, output)
+
+    try:
+        kvm = _build(git, patch)
+        command = Command(_RUN, "bisect", limit=_SECONDS)
+        done = npt.run([command], kvm=kvm, timeout=_SECONDS + npt.BOOT_SECONDS)
+    except LabError as error:
+        return outcome(State.FAILED, str(error))
+    if done.splats:
+        return outcome(State.FAILED, "the kernel complained", done.splats[0])
+    if done.died or done.status:
+        return outcome(State.FAILED, done.died or f"status {done.status}", done.output)
+    return outcome(State.PASSED)
+
+
+def _build(git: Git, patch: Path) -> Path:
+    """Build what there is, and return kvm.ko."""
+    kmod = DIRECTORY / "kmod"
+    modules.mirror(kmod, linux=git.tree)
+    modules.compile_in(kmod, "bisect")
+    kvm, *_ = (modules.install(kmod, DIRECTORY, name) for name in modules.NAMES)
+    if f" b/{selftests.SOURCE}/" in patches.read(patch):
+        into = DIRECTORY / "selftests"
+        shutil.rmtree(into, ignore_errors=True)
+        selftests.compile_in(git.tree, DIRECTORY / "headers", into, "bisect-selftests")
+    return kvm
+
+
+def _compare(git: Git) -> Outcome:
+    """Return whether that made the tree which is built and tested otherwise."""
+    differ = git("diff", "--stat", "HEAD", Git(LINUX).commit())
+    state = State.FAILED if differ else State.PASSED
+    return Outcome("the result is build/linux", state, 0, differ)
