@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PATCHES = ROOT / "patches" / "6.12"
 SERIES = PATCHES / "series"
-COVER_LETTER = PATCHES / "cover-letter.txt"
+COVERS = PATCHES / "covers"
 
 PACKAGING = ROOT / "packaging"
 

@@ -312,11 +312,11 @@ class Status(_Host):
     def test_on(self) -> None:
         self.ours("Y")
         debugfs = self.root / "sys/kernel/debug/kvm"
-        for vm, populated in (("10-7", "0\n"), ("11-7", "0\n"), ("12-7", "5\n")):
-            _write(debugfs / vm / "tdp_populated_4k", populated)
+        for vm, threads, populated in (("10-7", 1, 0), ("11-7", 0, 0), ("12-7", 0, 5)):
+            _write(debugfs / vm / "tdp_threads", f"{threads}\n")
+            _write(debugfs / vm / "tdp_populated_2m", "0\n")
+            _write(debugfs / vm / "tdp_populated_4k", f"{populated}\n")
         _write(debugfs / "tdp_populated_4k", "5\n")
-        _write(self.root / "proc/10/task/13/comm", "kvm-gtdp\n")
-        _write(self.root / "proc/11/task/11/comm", "qemu-kvm-gtdp\n")
         self.assert_status(0, f"2 of 3 VMs have it; KVM {PACKAGE.version}")
 
     def test_off(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from lab.error import LabError
-from lab.source import copies, debian, patches, refresh, tree
+from lab.source import copies, debian, patches, refresh, series, tree
 from lab.source.debian import Kernel
 from lab.source.git import BASE, BRANCH, Git
 
@@ -28,13 +28,13 @@ class Scratch(unittest.TestCase):
         self.patches.mkdir(parents=True)
         names = {"ROOT": self.root, "LINUX": self.linux, "PATCHES": self.patches}
         names |= {"SERIES": self.patches / "series", "BUILD": self.root / "build"}
-        names |= {"STATE": self.linux / ".git/lab.json"}
-        for module in (patches, tree, refresh, copies):
+        names |= {"STATE": self.linux / ".git/lab.json", "COVERS": self.patches / "covers"}
+        for module in (patches, tree, refresh, copies, series):
             known = {name: path for name, path in names.items() if hasattr(module, name)}
             stack.enter_context(mock.patch.multiple(module, **known))
         kernel = mock.patch.object(debian, "kernel", return_value=Kernel(RELEASE))
         stack.enter_context(kernel)
-        for module in (tree, refresh):
+        for module in (tree, refresh, series):
             stack.enter_context(mock.patch.object(module, "console"))
         self._make_kernel()
         tree.compose()
@@ -261,6 +261,49 @@ class Copies(Scratch):
         refresh.refresh()
         self.assertFalse((self.root / "virt").exists())
         copies.check()
+
+
+class Parts(Scratch):
+    """What is mailed, each with a cover letter."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.two_commits()
+        self.commit("KVM: A third")
+        refresh.refresh()
+        self.cover("1-old", "Subject: The old\nLast: KVM: Change the old\n\nWhy.\n")
+        self.cover("2-new", "Subject: The new\n\nWhat.\n")
+
+    def cover(self, name: str, text: str) -> None:
+        path = self.patches / "covers" / f"{name}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    def test_exported(self) -> None:
+        made = [str(path.relative_to(self.root / "build/series")) for path in series.export()]
+        self.assertEqual(made[0], "1-old/0001-KVM-Change-the-old.patch")
+        self.assertEqual(len(made), 3)
+        letter = (self.root / "build/series/2-new/0000-cover-letter.patch").read_text()
+        self.assertRegex(letter, r"(?s)\[PATCH 0/2\] The new\n\nWhat\.\n.*Add the new")
+        self.assertNotIn("Change the old", letter)
+
+    def test_no_such_patch(self) -> None:
+        self.cover("1-old", "Subject: The old\nLast: KVM: Another\n\nWhy.\n")
+        self.refuses(series.export, "there are 0 patches 'KVM: Another'")
+
+    def test_an_end_too_many_or_too_few(self) -> None:
+        self.cover("2-new", "Subject: The new\nLast: KVM: Add the new\n\nWhat.\n")
+        self.refuses(series.export, "but the last one")
+        self.cover("1-old", "Subject: The old\n\nWhy.\n")
+        self.refuses(series.export, "but the last one")
+
+    def test_nothing_left(self) -> None:
+        self.cover("1-old", "Subject: The old\nLast: KVM: A third\n\nWhy.\n")
+        self.refuses(series.export, "no patch is left")
+
+    def test_no_subject(self) -> None:
+        self.cover("2-new", "The new\n")
+        self.refuses(series.export, "has no 'Subject: '")
 
 
 class Series(Scratch):

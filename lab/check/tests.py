@@ -133,7 +133,8 @@ up; a page table is being filled, but not linked; a VMA is no more what a call h
 _ONLY_DELAYED = {"global_tdp_churn_test"}
 """Long ones that are run without that on other machines."""
 
-_ONLY_NPT = {"global_tdp_budget_test", "global_tdp_manners_test"}
+MANNERS = "global_tdp_manners_test"
+_ONLY_NPT = {"global_tdp_budget_test", MANNERS}
 """What takes minutes of a machine of usual speed, and is the same on any."""
 
 _NOT_INNER = {

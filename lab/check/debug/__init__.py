@@ -112,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
 def _parts(args: argparse.Namespace, image: Path) -> Iterator[Part]:
     ours = tests.anywhere(args.tests.split())
     own = [] if args.tests else tests.stock(KVM_OWN)
+    manners = [] if args.tests else tests.ours([tests.MANNERS])
     leaks = [tests.Test("no leak", leaks_command())] if args.kind == LEAKS else []
 
     def npt(chosen: Sequence[tests.Test], params: str, machine: str = "default") -> Part:
@@ -131,7 +132,7 @@ def _parts(args: argparse.Namespace, image: Path) -> Iterator[Part]:
         own += [_churn(test, "-t", _STRESS) for test in ours if test.name == _CHURN]
     if args.backend != "ept":
         for params in ("kvm.global_tdp=1", "kvm.global_tdp=0"):
-            yield npt([*ours, *own], params)
+            yield npt([*ours, *manners, *own], params)
         if dax := tests.dax(args.tests.split()):
             yield npt(dax, "kvm.global_tdp=1", "pmem")
     if args.backend != "npt":

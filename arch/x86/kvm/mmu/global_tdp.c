@@ -42,6 +42,8 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
  * and are what is left to faults if vCPUs run at once.  A quarter of a second is
  * not noticed in memory that arrives slowly, and makes four wake-ups a second of a
  * VM that waits for memory.  Half of either doubles the passes over what is absent.
+ * A VM that waits without a change is looked at after a sixteenth of the time more
+ * that it has waited, and at least every two seconds.
  */
 #define GTDP_PAUSE_MIN		DIV_ROUND_UP(HZ, 100)
 #define GTDP_PAUSE_MAX		(HZ / 4)
@@ -61,6 +63,7 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
  */
 #define GTDP_LOOKS_PER_BATCH	8
 #define GTDP_REGIONS_PER_BATCH	4096
+#define GTDP_BATCH_PAGES	(GTDP_REGIONS_PER_BATCH * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
 
 /*
  * A pass is shared with helpers if it has mapped so much more than a page a look,
@@ -96,8 +99,8 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
 /* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
 #define GTDP_RETRIES		8
 
-/* Jiffies between attempts to create the follower. */
-#define GTDP_FOLLOWER_RETRY	max_t(long, HZ / 10, 1)
+/* Jiffies between attempts to create a thread, each of which costs a failing fork(). */
+#define GTDP_THREAD_RETRY	HZ
 
 /* What a look at a region may gain. */
 enum gtdp_todo {
@@ -167,6 +170,7 @@ struct gtdp_pass {
 	u64 slice_start;
 	u64 slice_runtime;
 	unsigned long slice_switches;
+	unsigned long slice_looks;
 	s64 slice_gain;
 	/* The time of those that did not. */
 	u64 vain_ns;
@@ -196,8 +200,8 @@ struct kvm_gtdp {
 
 	struct once follower_once;
 	struct vhost_task *follower;
-	/* The time, in jiffies, before which not to try to create it again. */
-	unsigned long follower_retry;
+	/* The time, in jiffies, before which not to try again to create a thread. */
+	unsigned long thread_retry;
 	/* The first nr_helpers exist; it only grows as long as the VM lives. */
 	unsigned int nr_helpers;
 	struct gtdp_helper helpers[GTDP_MAX_HELPERS];
@@ -283,7 +287,8 @@ static u8 gtdp_wait(const struct kvm_gtdp_region *r, u8 now)
 {
 	u8 wait = READ_ONCE(r->due) - now;
 
-	return wait <= BIT(GTDP_BACKOFF_ZAPPED) ? wait : 0;
+	/* The second may have begun since @now was read. */
+	return wait <= BIT(GTDP_BACKOFF_ZAPPED) + 1 ? wait : 0;
 }
 
 /* Wait for twice as long as before. */
@@ -603,6 +608,7 @@ static void gtdp_begin_slice(struct gtdp_pass *pass)
 	pass->slice_start = ktime_get_ns();
 	pass->slice_runtime = current->se.sum_exec_runtime;
 	pass->slice_switches = gtdp_switches();
+	pass->slice_looks = pass->looks;
 	pass->slice_gain = pass->p.installed - pass->looks;
 }
 
@@ -630,14 +636,17 @@ static bool gtdp_end_slice(struct gtdp_pass *pass)
 	return pays;
 }
 
-/* Looks in vain have to be paid for after some time. */
+/*
+ * Looks in vain have to be paid for after some time.  To pass over what needs none
+ * takes long in terabytes only; and a pass that is to begin again has to get there.
+ */
 static bool gtdp_pass_on(struct gtdp_pass *pass)
 {
 	cond_resched();
 
 	if (signal_pending(current) || READ_ONCE(pass->p.kvm->arch.gtdp->stop))
 		pass->cut = true;
-	else if (gtdp_slice_ns(pass) >= GTDP_VAIN_NS)
+	else if (pass->looks != pass->slice_looks && gtdp_slice_ns(pass) >= GTDP_VAIN_NS)
 		pass->cut = !gtdp_end_slice(pass);
 
 	return !pass->cut;
@@ -925,7 +934,8 @@ static long gtdp_next(struct kvm_gtdp *gtdp)
 	case GTDP_ARRIVING:
 		return gtdp->pause;
 	case GTDP_WATCHING:
-		return GTDP_PAUSE_MAX;
+		gtdp->pause = clamp(pause + pause / 16, GTDP_PAUSE_MAX, GTDP_PAUSE_WAIT);
+		return gtdp->pause;
 	default:
 		if (pass->wait)
 			wait = gtdp_until(gtdp, pass->wait);
@@ -1020,14 +1030,14 @@ static bool gtdp_follow(void *data)
 	 */
 	gtdp->rested = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
 					 GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
-	if (urgent && pass->cut && !pass->nomem)
+	if (urgent && pass->cut && !pass->again)
 		WRITE_ONCE(gtdp->urgent, true);
 	if (!urgent) {
 		gtdp->paid = jiffies + nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
 		gtdp->next = jiffies + gtdp_next(gtdp);
 	}
 
-	if (pass->looks && !pass->cut)
+	if (pass->looks && (!pass->cut || pass->nomem))
 		trace_kvm_tdp_follow(pass->looks, pass->p.mapped, pass->p.installed,
 				     gtdp->state == GTDP_ASLEEP ? -1 : max(gtdp_due(gtdp), 0L));
 	return true;
@@ -1060,6 +1070,21 @@ static struct vhost_task *gtdp_create_task(bool (*fn)(void *data),
 	return task;
 }
 
+static bool gtdp_may_create(struct kvm_gtdp *gtdp)
+{
+	return !time_before(jiffies, READ_ONCE(gtdp->thread_retry));
+}
+
+static void gtdp_thread_failed(struct kvm_gtdp *gtdp, struct vhost_task *task)
+{
+	/* Being killed, stopped or frozen is not what is to be counted. */
+	if (task == ERR_PTR(-ERESTARTNOINTR))
+		return;
+
+	WRITE_ONCE(gtdp->thread_retry, jiffies + GTDP_THREAD_RETRY);
+	atomic64_inc(&gtdp->kvm->stat.tdp_thread_failed);
+}
+
 /*
  * As many as the VM's memory is worth, and its caller, whose CPUs they may use, has
  * CPUs.  Called by the VMM; there may be memory only after there are vCPUs.  The
@@ -1079,11 +1104,14 @@ static void gtdp_create_helpers(struct kvm_gtdp *gtdp)
 		init_completion(&helper->done);
 		helper->task = gtdp_create_task(gtdp_help, gtdp_helper_killed,
 						helper, "kvm-gtdp-help");
-		if (IS_ERR(helper->task))
+		if (IS_ERR(helper->task)) {
+			gtdp_thread_failed(gtdp, helper->task);
 			return;
+		}
 
 		/* The follower may look at once; pairs with gtdp_share(). */
 		smp_store_release(&gtdp->nr_helpers, i + 1);
+		++gtdp->kvm->stat.tdp_threads;
 	}
 }
 
@@ -1093,7 +1121,7 @@ static int gtdp_create_follower(struct once *once)
 	struct vhost_task *follower;
 
 	/* Whoever waited for another attempt to fail need not make one, too. */
-	if (time_before(jiffies, READ_ONCE(gtdp->follower_retry)))
+	if (!gtdp_may_create(gtdp))
 		return -EAGAIN;
 
 	gtdp->pause = GTDP_PAUSE_MIN;
@@ -1102,17 +1130,16 @@ static int gtdp_create_follower(struct once *once)
 	gtdp->rested = jiffies;
 	follower = gtdp_create_task(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
 				    "kvm-gtdp");
-	/* Being killed, stopped or frozen is not what is to be counted. */
 	if (follower == ERR_PTR(-ERESTARTNOINTR))
 		return -EINTR;
 
 	if (IS_ERR(follower)) {
-		WRITE_ONCE(gtdp->follower_retry, jiffies + GTDP_FOLLOWER_RETRY);
-		++gtdp->kvm->stat.tdp_follower_failed;
+		gtdp_thread_failed(gtdp, follower);
 		pr_warn_once("no thread to build page tables with, vCPUs fault until there is one\n");
 		return PTR_ERR(follower);
 	}
 
+	++gtdp->kvm->stat.tdp_threads;
 	gtdp_create_helpers(gtdp);
 
 	/*
@@ -1135,12 +1162,16 @@ void __kvm_gtdp_want_follower(struct kvm *kvm)
 {
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 
-	if (READ_ONCE(gtdp->follower) || !kvm->created_vcpus ||
-	    !kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) ||
-	    time_before(jiffies, READ_ONCE(gtdp->follower_retry)))
+	if (!kvm->created_vcpus || !kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW))
 		return;
 
-	call_once(&gtdp->follower_once, gtdp_create_follower);
+	if (READ_ONCE(gtdp->follower)) {
+		/* It may be waiting for memory: that is over. */
+		if (!READ_ONCE(gtdp->has_run) && gtdp_has_run(kvm))
+			gtdp_wake_follower(gtdp, true);
+	} else if (gtdp_may_create(gtdp)) {
+		call_once(&gtdp->follower_once, gtdp_create_follower);
+	}
 }
 
 void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
@@ -1155,10 +1186,10 @@ void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot
 		return;
 
 	/* Slots are changed one at a time; the follower comes with its own. */
-	if (READ_ONCE(kvm->arch.gtdp->follower))
-		gtdp_create_helpers(kvm->arch.gtdp);
-	else
+	if (!READ_ONCE(kvm->arch.gtdp->follower))
 		__kvm_gtdp_want_follower(kvm);
+	else if (gtdp_may_create(kvm->arch.gtdp))
+		gtdp_create_helpers(kvm->arch.gtdp);
 
 	gtdp_mark(kvm->arch.gtdp, slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
 	gtdp_wake_follower(kvm->arch.gtdp, true);
@@ -1238,7 +1269,7 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 		} else if (!slot || !gtdp_is_user_slot(slot)) {
 			r = -ENOENT;
 		} else if (async) {
-			slot_end = min(end, gtdp_slot_end(slot));
+			slot_end = min3(end, gtdp_slot_end(slot), gfn + GTDP_BATCH_PAGES);
 			gtdp_mark(kvm->arch.gtdp, slot, gfn, slot_end, GTDP_NEW);
 			gfn = slot_end;
 		} else {
@@ -1351,6 +1382,7 @@ int kvm_gtdp_init_vm(struct kvm *kvm)
 		return -ENOMEM;
 
 	kvm->arch.gtdp->features = KVM_GTDP_FEATURES;
+	kvm->arch.shared_mmu_lock = true;
 	return 0;
 }
 
@@ -1433,6 +1465,9 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 		 * and don't free it before the VM is destroyed.
 		 */
 		smp_store_release(&kvm->arch.gtdp, gtdp);
+
+		/* Without a vCPU nothing is mapped, i.e. nobody has work to do. */
+		WRITE_ONCE(kvm->arch.shared_mmu_lock, true);
 	}
 
 	gtdp = kvm->arch.gtdp;

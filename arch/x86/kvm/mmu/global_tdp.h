@@ -36,16 +36,6 @@ static inline bool kvm_gtdp_enabled(struct kvm *kvm)
 	return kvm_gtdp_has(kvm, ~0ull);
 }
 
-/*
- * Does the VM's work under mmu_lock that grows with a range hold the lock for
- * read?  That is so, from then on, for VMs that ever were to have any feature,
- * which is decided before a vCPU, or anything that is mapped, exists.
- */
-static inline bool kvm_gtdp_shares_mmu_lock(struct kvm *kvm)
-{
-	return unlikely(kvm->arch.gtdp);
-}
-
 /* There is a vCPU, which may be running; have a follower if there is none. */
 void __kvm_gtdp_want_follower(struct kvm *kvm);
 static inline void kvm_gtdp_want_follower(struct kvm *kvm)
@@ -102,7 +92,6 @@ static inline int kvm_gtdp_init_vm(struct kvm *kvm) { return 0; }
 static inline void kvm_gtdp_pre_destroy_vm(struct kvm *kvm) {}
 static inline void kvm_gtdp_destroy_vm(struct kvm *kvm) {}
 static inline void kvm_gtdp_want_follower(struct kvm *kvm) {}
-static inline bool kvm_gtdp_shares_mmu_lock(struct kvm *kvm) { return false; }
 static inline void kvm_gtdp_forbid(struct kvm *kvm) {}
 static inline u64 kvm_gtdp_supported(struct kvm *kvm) { return 0; }
 

@@ -985,6 +985,21 @@ static struct kvm_mmu_page *find_root(struct kvm *kvm, union kvm_mmu_page_role r
 #define POPULATE_GFP	(GFP_NOWAIT | __GFP_ACCOUNT)
 
 /*
+ * What those that nobody has asked leave of a cgroup's memory.max to others, whose
+ * next allocation would have a process killed: 16MiB, or a 128th of less than 2GiB.
+ */
+#define POPULATE_RESERVE	(SZ_16M >> PAGE_SHIFT)
+#define POPULATE_RESERVE_SHIFT	7
+
+static unsigned long unasked_limit(const struct page_counter *memory)
+{
+	unsigned long max = READ_ONCE(memory->max);
+
+	max -= min(max >> POPULATE_RESERVE_SHIFT, POPULATE_RESERVE);
+	return min(max, READ_ONCE(memory->high));
+}
+
+/*
  * Whoever is charged above memory.high, of its cgroup or of one above, is to reclaim,
  * and to wait.  Those that nobody has asked do neither, so they do without.
  */
@@ -993,13 +1008,13 @@ static bool may_charge(const struct kvm_tdp_populate *p)
 #ifdef CONFIG_MEMCG
 	struct mem_cgroup *memcg;
 
-	if (!p->unasked)
+	if (!p->unasked || !memcg_kmem_online())
 		return true;
 
 	guard(rcu)();
 
 	for (memcg = mem_cgroup_from_task(current); memcg; memcg = parent_mem_cgroup(memcg)) {
-		if (page_counter_read(&memcg->memory) > READ_ONCE(memcg->memory.high))
+		if (page_counter_read(&memcg->memory) > unasked_limit(&memcg->memory))
 			return false;
 	}
 #endif
@@ -1066,7 +1081,7 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 		/* If the previous region took a page table, so will this, mostly. */
 		if (topup(p)) {
 			if (needed)
-				return -ENOMEM;
+				goto nomem;
 
 			p->want_leaf_sp = false;
 			p->want_table_sp = false;
@@ -1087,12 +1102,16 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 
 		if (r == -ENOENT && (!may_charge(p) ||
 				     kvm_tdp_mmu_create_root(kvm, p->role, POPULATE_GFP)))
-			return -ENOMEM;
+			goto nomem;
 
 		needed = r == -ENOBUFS;
 	} while (r == -EBUSY || r == -ENOBUFS || r == -ENOENT);
 
 	return r;
+
+nomem:
+	atomic64_inc(&kvm->stat.tdp_populate_nomem);
+	return -ENOMEM;
 }
 
 void kvm_tdp_populate_end(struct kvm_tdp_populate *p)

@@ -49,6 +49,17 @@
 /* The share of a CPU to map it. */
 #define ARRIVING_SHARE	2
 
+/* For so long a VM has waited for memory, until it wakes up so often each second. */
+#define WAITING_SECONDS	30
+#define WAITING_WAKEUPS	1
+
+/*
+ * Memory that takes long to pass over, none of which is there, and the seconds in which
+ * it has been looked for, as looks in vain are paid for.
+ */
+#define LARGE_SIZE	(256ul * SZ_1G)
+#define LARGE_SECONDS	45
+
 #define NR_IDLE		200
 
 /* Seconds without a wake-up before which a follower does not count as asleep. */
@@ -72,9 +83,11 @@ struct subject {
 /* When that was, by the clock. */
 static uint64_t clock_ns[SECONDS + 1];
 
-static struct subject rest, zapped, balloon, vain, arriving, idle[NR_IDLE];
+static struct subject rest, zapped, balloon, vain, arriving, large, idle[NR_IDLE];
 
-static struct subject *const watched[] = { &rest, &zapped, &balloon, &vain, &arriving };
+static struct subject *const watched[] = {
+	&rest, &zapped, &balloon, &vain, &arriving, &large,
+};
 
 static uint64_t nr_wakeups(const struct subject *s)
 {
@@ -96,6 +109,14 @@ static uint64_t cpu_ns(const struct subject *s)
 	return ns;
 }
 
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * NSEC_PER_SEC + now.tv_nsec;
+}
+
 /* Those that came since the last call; the kernel lists them in that order. */
 static void claim_threads(struct subject *s)
 {
@@ -113,7 +134,7 @@ static void claim_threads(struct subject *s)
 
 static void create(struct subject *s)
 {
-	s->vm = gtdp_vm_create(KVM_GLOBAL_TDP_FOLLOW, 1, &s->vcpu);
+	s->vm = gtdp_vm_create(KVM_GLOBAL_TDP_FOLLOW | KVM_GLOBAL_TDP_POPULATE, 1, &s->vcpu);
 }
 
 static void run(struct subject *s)
@@ -205,10 +226,45 @@ static void create_idle(struct subject *s)
 	run(s);
 }
 
+/*
+ * A VM whose vCPU has never run, as of a VMM that was started to be resumed later.
+ * It is a process of its own, as others have memory that arrives.
+ */
+static void waiting_vmm(void)
+{
+	static struct subject s;
+	uint64_t nr, ns;
+	int i;
+
+	/* Nothing is to arrive later, be it this program. */
+	TEST_ASSERT(!mlockall(MCL_CURRENT), __KVM_SYSCALL_ERROR("mlockall()", -1));
+	create_slot(&s, MEM_SIZE);
+	claim_threads(&s);
+	for (i = 0; i < 2; i++) {
+		nr = nr_wakeups(&s);
+		ns = now_ns();
+		sleep(WAITING_SECONDS);
+		nr = nr_wakeups(&s) - nr;
+		ns = now_ns() - ns;
+	}
+	pr_info("waiting: %lu wake-ups in %lu ms\n", nr, ns / 1000000);
+	TEST_ASSERT(nr && nr * NSEC_PER_SEC <= WAITING_WAKEUPS * ns,
+		    "%lu wake-ups while a VM waits", nr);
+	_exit(0);
+}
+
+/* A VM of which a pass takes longer than looks in vain may. */
+static void create_large(struct subject *s)
+{
+	create_slot(s, LARGE_SIZE);
+	run(s);
+}
+
 /* Of all that are to be asleep. */
 static uint64_t sum_of_wakeups(void)
 {
-	uint64_t nr = nr_wakeups(&rest) + nr_wakeups(&zapped) + nr_wakeups(&balloon);
+	uint64_t nr = nr_wakeups(&rest) + nr_wakeups(&zapped) + nr_wakeups(&balloon) +
+		      nr_wakeups(&large);
 	int i;
 
 	for (i = 0; i < NR_IDLE; i++)
@@ -245,14 +301,6 @@ static uint64_t during(const uint64_t *counts, int first, int last)
 	return counts[last] - counts[first];
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * NSEC_PER_SEC + now.tv_nsec;
-}
-
 /* A minute, in each second of which something happens. */
 static void watch(void)
 {
@@ -268,8 +316,11 @@ static void watch(void)
 		if (t == SECONDS)
 			break;
 
-		if (!t)
+		if (!t) {
 			discard(&zapped, NR_PAGES / 2);
+			/* As a new memslot is. */
+			gtdp_populate_async(large.vm, GTDP_GPA, PAGE_SIZE);
+		}
 		discard(&balloon, balloon_page(t));
 		for (i = 0; i < NR_STEPS; i++) {
 			gtdp_stamp(arriving.mem.hva + (t * NR_STEPS + i) * SZ_2M,
@@ -354,10 +405,13 @@ static uint64_t max_share(const struct subject *s, int seconds)
 int main(void)
 {
 	uint64_t i, t, nr, ns, absent, nr_code, sleeping = 0, sleeping_ns = 0, idle_ns = 0;
-	int ended;
+	pid_t waiting_pid;
+	int ended, large_ended;
 
-	gtdp_require(KVM_GLOBAL_TDP_FOLLOW);
+	gtdp_require(KVM_GLOBAL_TDP_FOLLOW | KVM_GLOBAL_TDP_POPULATE);
 	allow_files();
+
+	waiting_pid = gtdp_start(NULL, waiting_vmm);
 
 	create_vain(&vain);
 	create_slot(&arriving, ARRIVING_SIZE);
@@ -366,6 +420,7 @@ int main(void)
 	create_present(&rest);
 	create_present(&zapped);
 	create_balloon(&balloon);
+	create_large(&large);
 	for (i = 0; i < NR_IDLE; i++)
 		create_idle(&idle[i]);
 
@@ -385,6 +440,7 @@ int main(void)
 	gtdp_wait_mapped(arriving.vm, nr_code + SECONDS * NR_STEPS * ARRIVING_PAGES);
 
 	ended = later(0, ZAP_SECONDS);
+	large_ended = later(0, LARGE_SECONDS);
 	ns = during(clock_ns, 0, SECONDS);
 
 	pr_info("%lu ms\n", ns / 1000000);
@@ -400,6 +456,10 @@ int main(void)
 		max_share(&arriving, 1), during(arriving.cpu_ns, 0, SECONDS) / 1000,
 		during(arriving.wakeups, 0, SECONDS));
 	pr_info("%d idle VMs: %lu wake-ups\n", NR_IDLE, nr - sleeping);
+	pr_info("anew in %lu GiB: %lu wake-ups in %d s, %lu later, %lu us\n",
+		LARGE_SIZE / SZ_1G, during(large.wakeups, 0, large_ended), LARGE_SECONDS,
+		during(large.wakeups, large_ended, SECONDS),
+		during(large.cpu_ns, 0, SECONDS) / 1000);
 	for (t = 0; t < SECONDS; t++)
 		pr_debug("%lu: zap %lu, balloon %lu, in vain %lu us\n", t,
 			 during(zapped.wakeups, t, t + 1), during(balloon.wakeups, t, t + 1),
@@ -414,6 +474,10 @@ int main(void)
 	nr = during(zapped.wakeups, 0, ended);
 	TEST_ASSERT(nr && nr <= ZAP_WAKEUPS, "%lu wake-ups for a zap", nr);
 	TEST_ASSERT_EQ(during(zapped.wakeups, ended, SECONDS), 0);
+	/* What is new, and takes more than one pass, has an end. */
+	TEST_ASSERT(during(large.wakeups, 0, large_ended), "Nobody looks at what is new");
+	TEST_ASSERT_EQ(during(large.wakeups, large_ended, SECONDS), 0);
+	gtdp_check_exit(waiting_pid);
 
 	nr = during(balloon.wakeups, 0, SECONDS);
 	/* That of the last page before may have been late. */

@@ -28,6 +28,7 @@
 
 /* What the VM may use beyond what it has; more than is charged in advance. */
 #define LEEWAY		SZ_1M
+#define FILLER_SIZE	SZ_256M
 
 /* Memslots of the same memory, for more than 4GiB in all. */
 #define ALIAS_SIZE	SZ_32M
@@ -329,11 +330,15 @@ static void rootless_vmm(void)
 }
 
 /* Has its follower populate, which may take a while. */
-static void high_vmm(void)
+static void unasked_vmm(void)
 {
+	struct gtdp_mem filler;
 	struct env env;
 
 	prepare_for_limit(&env);
+	/* What is left to others grows with the cgroup, up to some size. */
+	gtdp_mem_alloc(&filler, GTDP_ANON, FILLER_SIZE, 0);
+	gtdp_stamp(filler.hva, FILLER_SIZE / PAGE_SIZE, HOST_TAG);
 	set_step(READY);
 
 	wait_to(POPULATE);
@@ -341,6 +346,8 @@ static void high_vmm(void)
 	set_step(POPULATED);
 
 	wait_to(FINISH);
+	TEST_ASSERT(gtdp_vm_stat(env.vm, "tdp_populate_nomem"),
+		    "Nobody is told that memory is lacking");
 	gtdp_wait_mapped(env.vm, gtdp_code_size(env.vm) / PAGE_SIZE + NR_TABLES);
 	check_pages(&env, NR_TABLES);
 	_exit(0);
@@ -826,14 +833,22 @@ static bool test_close_large(void)
 	return test_closing(closing_large_vmm);
 }
 
-/*
- * Above memory.high, the follower has no page tables: it does not go to sleep, as
- * others do who are charged for something, but would have them reclaim.
- */
-static bool test_high(void)
+static uint64_t half(uint64_t current)
+{
+	return current / 2;
+}
+
+/* There is room for the VM's page tables, but not for those and what is left to others. */
+static uint64_t just_above(uint64_t current)
+{
+	return current + LEEWAY;
+}
+
+/* The follower has no page tables if the cgroup is above what @limit says. */
+static bool test_unasked(const char *limit, uint64_t (*value)(uint64_t current))
 {
 	uint64_t users = module_users(), before;
-	char *parent, high[32];
+	char *parent, text[32];
 	pid_t pid;
 
 	/* As libvirt has it: the limit is that of a scope, the threads are farther down. */
@@ -845,26 +860,41 @@ static bool test_high(void)
 	gtdp_write_file(cgroup, "memory.swap.max", "0");
 
 	create_shared();
-	pid = gtdp_start(cgroup, high_vmm);
+	pid = gtdp_start(cgroup, unasked_vmm);
 	wait_for(pid, READY);
 
 	/* Figures of a cgroup may be two seconds old. */
 	sleep(HIGH_SECONDS);
 	before = charged("sec_pagetables");
-	snprintf(high, sizeof(high), "%lu", read_number(cgroup, "memory.current") / 2);
-	TEST_ASSERT(gtdp_write_file(parent, "memory.high", high), "Can't set memory.high");
+	snprintf(text, sizeof(text), "%lu", value(read_number(cgroup, "memory.current")));
+	TEST_ASSERT(gtdp_write_file(parent, limit, text), "Can't set %s", limit);
 	set_step(POPULATE);
 	wait_for(pid, POPULATED);
 	sleep(HIGH_SECONDS);
 	TEST_ASSERT_EQ(charged("sec_pagetables"), before);
 
-	TEST_ASSERT(gtdp_write_file(parent, "memory.high", "max"), "Can't set memory.high");
+	TEST_ASSERT(gtdp_write_file(parent, limit, "max"), "Can't set %s", limit);
 	set_step(FINISH);
 	gtdp_check_exit(pid);
 	wait_for_nothing(pid, users);
 	gtdp_cgroup_destroy(cgroup);
 	gtdp_cgroup_destroy(parent);
 	return true;
+}
+
+/*
+ * It does not go to sleep for memory.high, as others do who are charged for something,
+ * but would have them reclaim.
+ */
+static bool test_high(void)
+{
+	return test_unasked("memory.high", half);
+}
+
+/* It leaves something to those whose next allocation would have them killed. */
+static bool test_reserve(void)
+{
+	return test_unasked("memory.max", just_above);
 }
 
 static const struct gtdp_test tests[] = {
@@ -874,6 +904,7 @@ static const struct gtdp_test tests[] = {
 	{ "memory cgroup at its limit, memory could be swapped out", test_limit_swap },
 	{ "memory cgroup at its limit, no root yet", test_limit_root },
 	{ "memory cgroup above memory.high", test_high },
+	{ "memory cgroup just below memory.max", test_reserve },
 	{ "files closed", test_close },
 	{ "files closed, helper at work", test_close_large },
 	{ "killed", test_kill },

@@ -307,7 +307,7 @@ static uint64_t nr_unfollowed;
 /* A vCPU without the follower, which is tried again at another time, is a success. */
 static void check_followed(struct env *env)
 {
-	uint64_t failed = gtdp_vm_stat(env->vm, "tdp_follower_failed");
+	uint64_t failed = gtdp_vm_stat(env->vm, "tdp_thread_failed");
 
 	__gtdp_wait_mapped(env->vm, NR_PAGES, failed ? add_other_slot : NULL, env);
 	close(env->vcpu_fd);
