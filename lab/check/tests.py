@@ -65,7 +65,7 @@ _SLOW = {"set_memory_region_test", "kvm_create_max_vcpus", "x86_64/hyperv_tlb_fl
 _SCRIPTS = {"x86_64/nx_huge_pages_test": "x86_64/nx_huge_pages_test.sh"}
 """Programs that want the shell script beside them to be run."""
 
-_HUGE_PAGES = {"x86_64/dirty_log_page_splitting_test": 72}
+_HUGE_PAGES = {"x86_64/dirty_log_page_splitting_test": 72, "x86_64/shared_mmu_lock_test": 8}
 """What a program wants reserved, of 2 MiB each."""
 
 _NX = "/sys/module/kvm/parameters/nx_huge_pages"

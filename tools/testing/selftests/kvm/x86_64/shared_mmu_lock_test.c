@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves that kvm.shared_mmu_lock is a property of a VM, from its creation on, by what
+ * can be seen of it without a clock: as dirty logging ends, huge pages are put in the
+ * place of small ones at once, instead of being left to vCPUs' faults.  And that what
+ * is zapped, logged and deleted meanwhile is what it would be otherwise.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <linux/sizes.h>
+#include <sys/mman.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+
+#define PARAM		"/sys/module/kvm/parameters/shared_mmu_lock"
+
+#define SLOT		1
+#define GPA		SZ_4G
+#define NR_HUGE		8
+#define SIZE		(NR_HUGE * SZ_2M)
+#define NR_PAGES	(SIZE / SZ_4K)
+
+static char initial[2];
+
+static void guest_code(void)
+{
+	uint64_t *page = (uint64_t *)GPA;
+	uint64_t i, sum;
+
+	for (;;) {
+		for (i = 0, sum = 0; i < NR_PAGES; i++)
+			sum += READ_ONCE(page[i * SZ_4K / sizeof(*page)]);
+		GUEST_SYNC(sum);
+
+		for (i = 0; i < NR_PAGES; i++)
+			WRITE_ONCE(page[i * SZ_4K / sizeof(*page)], 1);
+		GUEST_SYNC(NR_PAGES);
+	}
+}
+
+static uint64_t run(struct kvm_vcpu *vcpu)
+{
+	struct ucall uc;
+
+	vcpu_run(vcpu);
+	TEST_ASSERT_EQ(get_ucall(vcpu, &uc), UCALL_SYNC);
+	return uc.args[1];
+}
+
+static void write_param(const char *value)
+{
+	int fd = open(PARAM, O_WRONLY);
+
+	TEST_ASSERT(fd >= 0 && write(fd, value, 1) == 1, "Can't write " PARAM);
+	close(fd);
+}
+
+static void restore_param(void)
+{
+	write_param(initial);
+}
+
+/* A VM with 16MiB, which the guest has read and written to, in huge pages. */
+static struct kvm_vm *create(struct kvm_vcpu **vcpu, const char *value)
+{
+	struct kvm_vm *vm;
+
+	write_param(value);
+	vm = vm_create_with_one_vcpu(vcpu, guest_code);
+	vm_userspace_mem_region_add(vm, VM_MEM_SRC_ANONYMOUS_HUGETLB, GPA, SLOT, NR_PAGES, 0);
+	virt_map(vm, GPA, GPA, NR_PAGES);
+
+	TEST_ASSERT_EQ(run(*vcpu), 0);
+	TEST_ASSERT_EQ(run(*vcpu), NR_PAGES);
+	TEST_ASSERT_EQ(vm_get_stat(vm, "pages_2m"), NR_HUGE);
+	return vm;
+}
+
+/* Returns how many huge pages are mapped once logging has ended. */
+static uint64_t log_and_end(struct kvm_vm *vm)
+{
+	vm_mem_region_set_flags(vm, SLOT, KVM_MEM_LOG_DIRTY_PAGES);
+	TEST_ASSERT_EQ(vm_get_stat(vm, "pages_2m"), 0);
+	vm_mem_region_set_flags(vm, SLOT, 0);
+	return vm_get_stat(vm, "pages_2m");
+}
+
+static uint64_t count_dirty(struct kvm_vm *vm)
+{
+	static unsigned long bitmap[NR_PAGES / BITS_PER_LONG];
+	uint64_t nr = 0;
+	int i;
+
+	kvm_vm_get_dirty_log(vm, SLOT, bitmap);
+	for (i = 0; i < ARRAY_SIZE(bitmap); i++)
+		nr += __builtin_popcountl(bitmap[i]);
+	return nr;
+}
+
+static void test_vm(const char *value, uint64_t expected)
+{
+	struct kvm_vcpu *vcpu;
+	struct kvm_vm *vm = create(&vcpu, value);
+	int r;
+
+	/* The parameter is of VMs that are created later. */
+	write_param(*value == 'Y' ? "N" : "Y");
+	TEST_ASSERT_EQ(log_and_end(vm), expected);
+	TEST_ASSERT_EQ(run(vcpu), NR_PAGES);
+	TEST_ASSERT_EQ(run(vcpu), NR_PAGES);
+
+	/* All that the guest writes is logged, whoever clears the log. */
+	vm_mem_region_set_flags(vm, SLOT, KVM_MEM_LOG_DIRTY_PAGES);
+	count_dirty(vm);
+	TEST_ASSERT_EQ(run(vcpu), NR_PAGES);
+	TEST_ASSERT_EQ(count_dirty(vm), 0);
+	TEST_ASSERT_EQ(run(vcpu), NR_PAGES);
+	TEST_ASSERT_EQ(count_dirty(vm), NR_PAGES);
+	vm_mem_region_set_flags(vm, SLOT, 0);
+
+	/* What the host takes away is gone. */
+	r = madvise(addr_gpa2hva(vm, GPA), SIZE / 2, MADV_DONTNEED);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	TEST_ASSERT_EQ(run(vcpu), NR_PAGES / 2);
+
+	/* So is a memslot. */
+	vm_mem_region_delete(vm, SLOT);
+	TEST_ASSERT_EQ(vm_get_stat(vm, "pages_2m"), 0);
+	kvm_vm_free(vm);
+}
+
+int main(void)
+{
+	int fd = open(PARAM, O_RDWR);
+
+	__TEST_REQUIRE(fd >= 0 && read(fd, initial, 1) == 1, "needs " PARAM);
+	close(fd);
+	TEST_REQUIRE(get_kvm_param_bool("tdp_mmu") && get_kvm_param_bool("eager_page_split"));
+	/* VMs with Global TDP share mmu_lock in any case. */
+	TEST_REQUIRE(!get_kvm_param_bool("global_tdp"));
+	atexit(restore_param);
+
+	test_vm("N", 0);
+	test_vm("Y", NR_HUGE);
+	return 0;
+}
