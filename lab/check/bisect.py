@@ -22,7 +22,7 @@ from lab.make import modules, selftests
 from lab.paths import BUILD, LINUX, SELFTESTS
 from lab.shell import console, locked
 from lab.source import patches, tree
-from lab.source.git import BASE, IDENTITY, Git
+from lab.source.git import BASE, Git
 
 DIRECTORY = BUILD / "bisect"
 SWITCHES = ("shared_mmu_lock", "global_tdp")
@@ -65,8 +65,10 @@ def run(args: argparse.Namespace) -> int:
         git = _worktree()
         part = Part("patches")
         for number, patch in enumerate(series, 1):
-            if not _am(git, patch):
-                part.outcomes.append(Outcome(patch.stem, State.FAILED, 0, "git am refuses it"))
+            try:
+                git("am", "-q", patch)
+            except LabError as error:
+                part.outcomes.append(Outcome(patch.stem, State.FAILED, 0, str(error)))
                 break
             if number < args.first:
                 continue
@@ -93,15 +95,6 @@ def _worktree() -> Git:
     subprocess.run(["git", "am", "--abort"], cwd=linux, capture_output=True)
     git("checkout", "-q", "--force", "--detach", BASE)
     return git
-
-
-def _am(git: Git, patch: Path) -> bool:
-    identity = [f"-c{name}={IDENTITY[key]}" for name, key in _COMMITTER]
-    command = ["git", *identity, "am", "-q", patch]
-    return subprocess.run(command, cwd=git.tree).returncode == 0
-
-
-_COMMITTER = (("user.name", "GIT_COMMITTER_NAME"), ("user.email", "GIT_COMMITTER_EMAIL"))
 
 
 def _try(git: Git, patch: Path) -> Outcome:

@@ -38,7 +38,7 @@ _HEADERS = re.compile(r".*/linux-headers-[^/]*/")
 ACCEPTED = {
     # guard() unlocks by a cleanup attribute, of which sparse knows nothing.
     (
-        "arch/x86/kvm/mmu/global_tdp.c",
+        "arch/x86/kvm/mmu/gtdp_pass.c",
         "context imbalance in 'gtdp_pass_batch' - wrong count at exit",
     ),
     # tdp_mmu_iter_cond_resched(), which is inlined, drops the caller's lock for a writer.

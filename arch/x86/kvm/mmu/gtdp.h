@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef __KVM_X86_MMU_GTDP_H
+#define __KVM_X86_MMU_GTDP_H
+
+/*
+ * What the files of Global TDP share; the rest of KVM sees global_tdp.h.
+ */
+#include <linux/call_once.h>
+#include <linux/hash.h>
+#include <linux/kvm_host.h>
+
+#include "mmu.h"
+#include "mmu_internal.h"
+#include "tdp_populate.h"
+
+struct vhost_task;
+
+/*
+ * Regions that are looked at, or passed over, per SRCU read-side section.  Memslot
+ * updates wait for its end, with slots_lock held, and there are many in the blackout
+ * of a migration: 8 looks that map all of a region take some 100,000 instructions.
+ */
+#define GTDP_LOOKS_PER_BATCH	8
+#define GTDP_REGIONS_PER_BATCH	4096
+#define GTDP_BATCH_PAGES	(GTDP_REGIONS_PER_BATCH * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
+
+/* Helpers of a VM, each for so much of its memory, 4GiB, and at most. */
+#define GTDP_HELPER_PAGES	(1ul << (32 - PAGE_SHIFT))
+#define GTDP_MAX_HELPERS	7
+
+/*
+ * How often the wait for what was zapped beside vCPUs doubles: it is looked for
+ * after 1, 3, 7 and 15 seconds, and then counts as taken away for good.  Less would
+ * miss what comes back from a slow disk, more costs a look for each doubling.
+ */
+#define GTDP_BACKOFF_ZAPPED	4
+
+/*
+ * The time of a CPU, in ns, after which looks in vain have to be paid for, and by how
+ * many times as long a rest.  With what is around them they have a 16th of a CPU, at
+ * most, which is lost in the noise of a host.  Twice the time makes rests of almost half a
+ * second, in which nothing is noticed; half of it makes passes that are cut more often,
+ * and are no shorter.
+ */
+#define GTDP_VAIN_NS		(10 * NSEC_PER_MSEC)
+#define GTDP_VAIN_RESTS		20
+
+/* What a look at a region may gain. */
+enum gtdp_todo {
+	GTDP_DONE,	/* nothing; must be zero */
+	GTDP_NEW,	/* whatever there is; nobody has looked yet */
+	GTDP_ABSENT,	/* memory that may arrive */
+	GTDP_ZAPPED,	/* memory that may be back, or be a huge page now */
+};
+
+/*
+ * What is known of a 2MiB region of a memslot.  All of these are hints: they
+ * are read and written without a lock, and a lost update makes for a look too
+ * late or too many.  Only a zap must not get lost; so the follower says "done"
+ * before it looks and, if that turns out to be wrong, adds to it afterwards.
+ */
+struct kvm_gtdp_region {
+	u8 todo;
+	/* What was zapped beside vCPUs: when to look again, in seconds, see gtdp_wait(). */
+	u8 due;
+	/* And log2 of the seconds to wait after the next zap, or look in vain. */
+	u8 backoff;
+	/* Faults that skip fault-around, and log2 of them after one in vain. */
+	u8 fault_wait;
+	u8 fault_backoff;
+};
+
+/* What the follower does; gtdp_event() and gtdp_next() say what comes next. */
+enum gtdp_state {
+	/* Memory arrives, or did until recently: look at all that is not complete. */
+	GTDP_ARRIVING,
+	/* No vCPU has run: see whether more is resident. */
+	GTDP_WATCHING,
+	/* vCPUs run: look at what was zapped, if due, or is awaited. */
+	GTDP_TRICKLING,
+	/* Nothing will be due: wait for something to be marked. */
+	GTDP_ASLEEP,
+};
+
+/* The follower's walk over the memslots, or a helper's share of it. */
+struct gtdp_pass {
+	struct kvm_tdp_populate p;
+	int as_id;
+	/* Where to go on. */
+	gfn_t gfn;
+	/* With helpers: the turn that has been taken last. */
+	bool shared;
+	s64 turn;
+	/* Look at what is absent, too. */
+	bool absent;
+	/* Not at its end: to be continued where it is.  So is one without memory. */
+	bool cut;
+	/* More is resident, or was found where there was none before. */
+	bool arrived;
+	/* userfaultfd is to deliver some of what is absent. */
+	bool awaited;
+	/* Something that can't be done now must be tried again. */
+	bool again;
+	/* No memory for page tables, further looks gain nothing. */
+	bool nomem;
+	/* Seconds until the first of the regions that were zapped is due, or 0. */
+	u8 wait;
+	unsigned long looks;
+	/* Of what is here, by the host's addresses, userfaultfd is to deliver nothing. */
+	unsigned long not_awaited_start;
+	unsigned long not_awaited_end;
+	/* The time, in ns, and gain when it was last seen whether looks pay. */
+	u64 slice_start;
+	u64 slice_runtime;
+	unsigned long slice_switches;
+	unsigned long slice_looks;
+	s64 slice_gain;
+	/* The time of those that did not. */
+	u64 vain_ns;
+};
+
+struct gtdp_helper {
+	struct vhost_task *task;
+	enum {
+		GTDP_HELPER_IDLE,
+		GTDP_HELPER_ASSIGNED,	/* has not begun, can be taken back */
+		GTDP_HELPER_BUSY,
+		GTDP_HELPER_DEAD,
+	} state;
+	/* The follower has assigned it a share of the pass. */
+	bool assigned;
+	struct gtdp_pass pass;
+	struct completion done;
+};
+
+struct kvm_gtdp {
+	struct kvm *kvm;
+	/*
+	 * KVM_GLOBAL_TDP_*, constant once there is a vCPU.  Read under SRCU by
+	 * whoever maps something.
+	 */
+	u64 features;
+
+	struct once follower_once;
+	struct vhost_task *follower;
+	/* The time, in jiffies, before which not to try again to create a thread. */
+	unsigned long thread_retry;
+	/* The first nr_helpers exist; it only grows as long as the VM lives. */
+	unsigned int nr_helpers;
+	struct gtdp_helper helpers[GTDP_MAX_HELPERS];
+	/* The last turn that anyone has taken, of a pass that is shared. */
+	atomic64_t turn;
+	/* Something was marked since the follower's last pass. */
+	bool marked;
+	/* And someone is waiting for it: don't sleep any longer. */
+	bool urgent;
+	/* The VM is going away. */
+	bool stop;
+
+	/* A vCPU has run, i.e. vCPUs fault on what they need. */
+	bool has_run;
+
+	/* Where memory has arrived last, which is where more of it does, mostly. */
+	gfn_t front;
+
+	/* Private to the follower. */
+	enum gtdp_state state;
+	struct gtdp_pass pass;
+	u64 resident;
+	/* Jiffies between passes. */
+	int pause;
+	/*
+	 * In jiffies: when to do something next; until when not to, unless it is urgent,
+	 * as looks in vain are not paid for; and until when not to do anything.
+	 */
+	unsigned long next;
+	unsigned long paid;
+	unsigned long rested;
+	/* The last pass was only over what is urgent. */
+	bool was_urgent;
+};
+
+static inline bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
+{
+	return slot->id < KVM_USER_MEM_SLOTS;
+}
+
+static inline struct kvm_gtdp_region *gtdp_region(const struct kvm_memory_slot *slot, gfn_t gfn)
+{
+	return slot->arch.gtdp_regions +
+	       gfn_to_index(gfn, slot->base_gfn, PG_LEVEL_2M);
+}
+
+static inline gfn_t gtdp_region_end(gfn_t gfn, gfn_t end)
+{
+	return min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) +
+			KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
+}
+
+static inline gfn_t gtdp_slot_end(const struct kvm_memory_slot *slot)
+{
+	return slot->base_gfn + slot->npages;
+}
+
+/*
+ * Deadlines of regions are in seconds, which begin at the same time for all regions
+ * of a VM, but not for all VMs.  So many jiffies of this one are over.
+ */
+static inline unsigned long gtdp_jiffies(const struct kvm_gtdp *gtdp)
+{
+	return jiffies + hash_ptr(gtdp, 16);
+}
+
+static inline u8 gtdp_now(const struct kvm_gtdp *gtdp)
+{
+	return gtdp_jiffies(gtdp) / HZ;
+}
+
+/* Jiffies until the given second from now begins. */
+static inline long gtdp_until(const struct kvm_gtdp *gtdp, unsigned int seconds)
+{
+	return seconds * HZ - gtdp_jiffies(gtdp) % HZ;
+}
+
+/*
+ * The seconds until the region is due, 0 if it is.  They wrap around after 256: what
+ * is further away than it can be is over; what is late by almost that is later still.
+ */
+static inline u8 gtdp_wait(const struct kvm_gtdp_region *r, u8 now)
+{
+	u8 wait = READ_ONCE(r->due) - now;
+
+	/* The second may have begun since @now was read. */
+	return wait <= BIT(GTDP_BACKOFF_ZAPPED) + 1 ? wait : 0;
+}
+
+/* Wait for twice as long as before. */
+static inline void gtdp_back_off(struct kvm_gtdp_region *r, u8 now)
+{
+	u8 n = READ_ONCE(r->backoff);
+
+	WRITE_ONCE(r->due, now + BIT(n));
+	WRITE_ONCE(r->backoff, min(n + 1, GTDP_BACKOFF_ZAPPED));
+}
+
+/* Tracker */
+void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
+	       gfn_t start, gfn_t end, enum gtdp_todo todo);
+void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent);
+
+/* Passes */
+void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass);
+bool gtdp_help(void *data);
+void gtdp_helper_killed(void *data);
+void gtdp_drop_rt(void);
+
+/* Follower */
+int gtdp_have_follower(struct kvm_gtdp *gtdp);
+void gtdp_stop(struct kvm_gtdp *gtdp);
+
+#endif /* __KVM_X86_MMU_GTDP_H */

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Follower of Global TDP: a thread of the VM that looks for what has arrived, and sleeps
+ * if there is no gain.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include "global_tdp.h"
+#include "gtdp.h"
+#include "mmutrace.h"
+
+#include <linux/percpu_counter.h>
+#include <linux/sched/vhost_task.h>
+
+static unsigned int __read_mostly global_tdp_threads = 4;
+module_param(global_tdp_threads, uint, 0644);
+MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build its TDP page tables");
+
+/*
+ * The pauses between passes, in jiffies: while they find much, and at the most, with
+ * one in between.  10ms of a network's 10GiB/s are fifty regions, i.e. worth a pass,
+ * and are what is left to faults if vCPUs run at once.  A quarter of a second is
+ * not noticed in memory that arrives slowly, and makes four wake-ups a second of a
+ * VM that waits for memory.  Half of either doubles the passes over what is absent.
+ * A VM that waits without a change is looked at after a sixteenth of the time more
+ * that it has waited, and at least every two seconds.
+ */
+#define GTDP_PAUSE_MIN		DIV_ROUND_UP(HZ, 100)
+#define GTDP_PAUSE_MAX		(HZ / 4)
+#define GTDP_PAUSE_FACTOR	5
+
+/*
+ * Likewise, beside vCPUs for which there is nothing to do but to try again, or to wait
+ * for userfaultfd; and, at the most, while there is no memory for page tables.
+ */
+#define GTDP_PAUSE_WAIT		(2 * HZ)
+#define GTDP_PAUSE_NOMEM	(4 * HZ)
+
+/* Jiffies between attempts to create a thread, each of which costs a failing fork(). */
+#define GTDP_THREAD_RETRY	HZ
+
+static bool gtdp_has_run(struct kvm *kvm)
+{
+	struct kvm_vcpu *vcpu;
+	unsigned long i;
+
+	kvm_for_each_vcpu(i, vcpu, kvm) {
+		if (kvm_vcpu_has_run(vcpu))
+			return true;
+	}
+
+	return false;
+}
+
+/*
+ * Memory arrives without a notification.  What tells is that the VMM has more
+ * pages, of any size, or page tables, which the zero page needs, than at the last
+ * look, or less.
+ */
+static bool gtdp_more_resident(struct kvm_gtdp *gtdp)
+{
+	struct mm_struct *mm = gtdp->kvm->mm;
+	u64 last = gtdp->resident;
+
+	gtdp->resident = percpu_counter_sum(&mm->rss_stat[MM_FILEPAGES]) +
+			 percpu_counter_sum(&mm->rss_stat[MM_ANONPAGES]) +
+			 percpu_counter_sum(&mm->rss_stat[MM_SHMEMPAGES]) +
+			 mm_pgtables_bytes(mm);
+#ifdef CONFIG_HUGETLB_PAGE
+	gtdp->resident += atomic_long_read(&mm->hugetlb_usage);
+#endif
+	return gtdp->resident != last;
+}
+
+static void gtdp_enter(struct kvm_gtdp *gtdp, enum gtdp_state state)
+{
+	if (gtdp->state == state)
+		return;
+
+	gtdp->state = state;
+	gtdp->pause = GTDP_PAUSE_MIN;
+}
+
+/* Something was marked: make a pass earlier than planned. */
+static void gtdp_event(struct kvm_gtdp *gtdp, bool urgent)
+{
+	long wait = GTDP_PAUSE_MIN;
+
+	if (urgent || (!gtdp->has_run && gtdp->state != GTDP_ARRIVING)) {
+		gtdp_enter(gtdp, GTDP_ARRIVING);
+		gtdp->pause = GTDP_PAUSE_MIN;
+	} else if (gtdp->state != GTDP_ARRIVING && !gtdp->pass.nomem) {
+		/* What was zapped beside vCPUs is due, at the earliest, as a second begins. */
+		gtdp_enter(gtdp, GTDP_TRICKLING);
+		wait = gtdp_until(gtdp, 1);
+	} else {
+		return;
+	}
+
+	if (time_before(jiffies + wait, gtdp->next))
+		gtdp->next = jiffies + wait;
+}
+
+/*
+ * Begin a pass, if there is something to look for.  Once vCPUs run, they fault on
+ * what they need, and the VMM allocates for other reasons, too: what counts then is
+ * what passes find.
+ */
+static bool gtdp_begin(struct kvm_gtdp *gtdp)
+{
+	const struct gtdp_pass *last = &gtdp->pass;
+	const bool again = last->again;
+	const bool arrived = !gtdp->has_run && gtdp_more_resident(gtdp);
+
+	if (arrived)
+		gtdp_enter(gtdp, GTDP_ARRIVING);
+
+	gtdp->pass = (struct gtdp_pass) {
+		.arrived = arrived,
+		.absent = gtdp->state == GTDP_ARRIVING ||
+			  last->arrived || last->awaited,
+	};
+	return gtdp->state != GTDP_WATCHING || again;
+}
+
+/* After a pass: what comes next, see the diagram in global_tdp.rst, and in how long. */
+static long gtdp_next(struct kvm_gtdp *gtdp)
+{
+	const struct gtdp_pass *pass = &gtdp->pass;
+	const bool pays = pass->p.installed > pass->looks;
+	const int pause = gtdp->pause;
+	long wait = MAX_JIFFY_OFFSET;
+
+	/* Later, it goes on where there was none. */
+	if (pass->nomem) {
+		gtdp->pause = min(pause * GTDP_PAUSE_FACTOR,
+				  gtdp->has_run ? GTDP_PAUSE_NOMEM : GTDP_PAUSE_MAX);
+		return gtdp->pause;
+	}
+
+	if (pass->cut)
+		return 0;
+
+	gtdp->pause = pays ? GTDP_PAUSE_MIN : min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_MAX);
+
+	/* Beside vCPUs, pages here and there may well be the VMM's own. */
+	if (pass->arrived && (!gtdp->has_run || pays || pass->awaited))
+		gtdp_enter(gtdp, GTDP_ARRIVING);
+	else if (gtdp->state == GTDP_ARRIVING && pause >= GTDP_PAUSE_MAX)
+		gtdp_enter(gtdp, gtdp->has_run ? GTDP_TRICKLING : GTDP_WATCHING);
+
+	switch (gtdp->state) {
+	case GTDP_ARRIVING:
+		return gtdp->pause;
+	case GTDP_WATCHING:
+		gtdp->pause = clamp(pause + pause / 16, GTDP_PAUSE_MAX, GTDP_PAUSE_WAIT);
+		return gtdp->pause;
+	default:
+		if (pass->wait)
+			wait = gtdp_until(gtdp, pass->wait);
+		if (pass->again || pass->arrived || pass->awaited)
+			wait = min(wait, GTDP_PAUSE_WAIT);
+		if (wait == MAX_JIFFY_OFFSET)
+			gtdp_enter(gtdp, GTDP_ASLEEP);
+		return wait;
+	}
+}
+
+/* Jiffies until there is something to do that is not urgent. */
+static long gtdp_due(const struct kvm_gtdp *gtdp)
+{
+	return max_t(long, gtdp->next - jiffies, gtdp->paid - jiffies);
+}
+
+/*
+ * Called in a loop by the thread, in TASK_INTERRUPTIBLE: until the state is
+ * changed, wakeups are not lost.  Returns false to sleep until woken.
+ *
+ * What can't be done now, because a memslot is being changed, the role of the
+ * root is not known or there is no memory, is tried again.
+ */
+static bool gtdp_follow(void *data)
+{
+	struct kvm *kvm = data;
+	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
+	struct gtdp_pass *pass = &gtdp->pass, urgent_pass = {};
+	bool urgent = READ_ONCE(gtdp->urgent);
+	u64 start, ns;
+	long wait;
+
+	if (urgent || READ_ONCE(gtdp->marked))
+		gtdp_event(gtdp, urgent);
+	else if (gtdp->state == GTDP_ASLEEP)
+		return false;
+
+	wait = max_t(long, gtdp->rested - jiffies, urgent ? 0 : gtdp_due(gtdp));
+	if (wait > 0) {
+		schedule_timeout(wait);
+		return true;
+	}
+
+	__set_current_state(TASK_RUNNING);
+	gtdp_drop_rt();
+
+	/*
+	 * What is new does not wait for a pass over what is absent, which may take
+	 * long.  If there is no end of it, they take turns.
+	 */
+	urgent = urgent && !(gtdp->was_urgent && gtdp_due(gtdp) <= 0);
+	gtdp->was_urgent = urgent;
+	if (urgent) {
+		pass = &urgent_pass;
+		WRITE_ONCE(gtdp->urgent, false);
+	}
+
+	/*
+	 * At once and before the look at the regions, so that whoever marks one
+	 * either is seen here or is left for the next pass; xchg() is a barrier,
+	 * which pairs with that of gtdp_wake_follower().
+	 */
+	if (xchg(&gtdp->marked, false)) {
+		gtdp_event(gtdp, urgent);
+		/* It may be where a pass that was cut has been already. */
+		gtdp->pass.again = true;
+	}
+
+	/* Whoever turns it on again wakes the follower after that. */
+	if (!kvm_gtdp_enabled(kvm)) {
+		WRITE_ONCE(gtdp->urgent, false);
+		gtdp->pass = (struct gtdp_pass) {};
+		gtdp_enter(gtdp, GTDP_ASLEEP);
+		return true;
+	}
+
+	if (!gtdp->has_run && gtdp_has_run(kvm)) {
+		WRITE_ONCE(gtdp->has_run, true);
+		gtdp_event(gtdp, true);
+	}
+
+	start = ktime_get_ns();
+	if (urgent || pass->cut || gtdp_begin(gtdp))
+		gtdp_pass(gtdp, pass);
+	ns = ktime_get_ns() - start;
+	atomic64_add(ns, &kvm->stat.tdp_populate_time_ns);
+
+	/*
+	 * Take half of a CPU, mostly, and a small share of one to find out whether it
+	 * pays, unless someone has asked for it, whatever is to be done next.
+	 */
+	gtdp->rested = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
+					 GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
+	if (urgent && pass->cut && !pass->again)
+		WRITE_ONCE(gtdp->urgent, true);
+	if (!urgent) {
+		gtdp->paid = jiffies + nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
+		gtdp->next = jiffies + gtdp_next(gtdp);
+	}
+
+	if (pass->looks && (!pass->cut || pass->nomem))
+		trace_kvm_tdp_follow(pass->looks, pass->p.mapped, pass->p.installed,
+				     gtdp->state == GTDP_ASLEEP ? -1 : max(gtdp_due(gtdp), 0L));
+	return true;
+}
+
+/* The VMM is being killed: its thread just ends. */
+static void gtdp_follower_killed(void *data)
+{
+}
+
+/*
+ * Create a thread of the VM, which fails if a signal is pending.  VMMs may well
+ * have a timer, so let signals wait, as whoever creates threads in userspace does.
+ */
+static struct vhost_task *gtdp_create_task(bool (*fn)(void *data),
+					   void (*killed)(void *data),
+					   void *data, const char *name)
+{
+	struct vhost_task *task;
+	sigset_t blocked, old;
+
+	siginitsetinv(&blocked, sigmask(SIGKILL));
+	sigprocmask(SIG_SETMASK, &blocked, &old);
+
+	task = vhost_task_create(fn, killed, data, name);
+	if (!IS_ERR(task))
+		vhost_task_start(task);
+
+	sigprocmask(SIG_SETMASK, &old, NULL);
+	return task;
+}
+
+static bool gtdp_may_create(struct kvm_gtdp *gtdp)
+{
+	return !time_before(jiffies, READ_ONCE(gtdp->thread_retry));
+}
+
+static void gtdp_thread_failed(struct kvm_gtdp *gtdp, struct vhost_task *task)
+{
+	/* Being killed, stopped or frozen is not what is to be counted. */
+	if (task == ERR_PTR(-ERESTARTNOINTR))
+		return;
+
+	WRITE_ONCE(gtdp->thread_retry, jiffies + GTDP_THREAD_RETRY);
+	atomic64_inc(&gtdp->kvm->stat.tdp_thread_failed);
+}
+
+/*
+ * As many as the VM's memory is worth, and its caller, whose CPUs they may use, has
+ * CPUs.  Called by the VMM; there may be memory only after there are vCPUs.  The
+ * follower does without those that can't be created.
+ */
+static void gtdp_create_helpers(struct kvm_gtdp *gtdp)
+{
+	unsigned int nr = min3(READ_ONCE(global_tdp_threads),
+			       cpumask_weight(current->cpus_ptr), GTDP_MAX_HELPERS + 1);
+	unsigned int i;
+
+	nr = min_t(u64, max(nr, 1) - 1, gtdp->kvm->nr_memslot_pages / GTDP_HELPER_PAGES);
+
+	for (i = gtdp->nr_helpers; i < nr; i++) {
+		struct gtdp_helper *helper = &gtdp->helpers[i];
+
+		init_completion(&helper->done);
+		helper->task = gtdp_create_task(gtdp_help, gtdp_helper_killed,
+						helper, "kvm-gtdp-help");
+		if (IS_ERR(helper->task)) {
+			gtdp_thread_failed(gtdp, helper->task);
+			return;
+		}
+
+		/* The follower may look at once; pairs with gtdp_share(). */
+		smp_store_release(&gtdp->nr_helpers, i + 1);
+		++gtdp->kvm->stat.tdp_threads;
+	}
+}
+
+static int gtdp_create_follower(struct once *once)
+{
+	struct kvm_gtdp *gtdp = container_of(once, struct kvm_gtdp, follower_once);
+	struct vhost_task *follower;
+
+	/* Whoever waited for another attempt to fail need not make one, too. */
+	if (!gtdp_may_create(gtdp))
+		return -EAGAIN;
+
+	gtdp->pause = GTDP_PAUSE_MIN;
+	gtdp->next = jiffies;
+	gtdp->paid = jiffies;
+	gtdp->rested = jiffies;
+	follower = gtdp_create_task(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
+				    "kvm-gtdp");
+	if (follower == ERR_PTR(-ERESTARTNOINTR))
+		return -EINTR;
+
+	if (IS_ERR(follower)) {
+		gtdp_thread_failed(gtdp, follower);
+		pr_warn_once("no thread to build page tables with, vCPUs fault until there is one\n");
+		return PTR_ERR(follower);
+	}
+
+	++gtdp->kvm->stat.tdp_threads;
+	gtdp_create_helpers(gtdp);
+
+	/*
+	 * Make the task visible only once it is fully started, and wake it for
+	 * what was marked before that.
+	 */
+	WRITE_ONCE(gtdp->follower, follower);
+	vhost_task_wake(follower);
+	return 0;
+}
+
+/* Whoever uses it may have it created. */
+int gtdp_have_follower(struct kvm_gtdp *gtdp)
+{
+	return call_once(&gtdp->follower_once, gtdp_create_follower);
+}
+
+/*
+ * The follower is a thread of the VMM, and so is charged, limited and killed
+ * with it.  It is not created with the VM, but with the first vCPU, as VMMs may
+ * well unshare namespaces or fork device processes in between, which must be
+ * done while they are single-threaded.  If that fails, because of a limit, try
+ * again whenever the VMM calls, but not all the time.
+ */
+void __kvm_gtdp_want_follower(struct kvm *kvm)
+{
+	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
+
+	if (!kvm->created_vcpus || !kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW))
+		return;
+
+	if (READ_ONCE(gtdp->follower)) {
+		/* It may be waiting for memory: that is over. */
+		if (!READ_ONCE(gtdp->has_run) && gtdp_has_run(kvm))
+			gtdp_wake_follower(gtdp, true);
+	} else if (gtdp_may_create(gtdp)) {
+		gtdp_have_follower(gtdp);
+	}
+}
+
+void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
+			     enum kvm_mr_change change)
+{
+	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) ||
+	    change == KVM_MR_DELETE || slot->as_id)
+		return;
+
+	/* Starting to log gains nothing, ending it may gain huge pages. */
+	if (change == KVM_MR_FLAGS_ONLY && kvm_slot_dirty_track_enabled(slot))
+		return;
+
+	/* Slots are changed one at a time; the follower comes with its own. */
+	if (!READ_ONCE(kvm->arch.gtdp->follower))
+		__kvm_gtdp_want_follower(kvm);
+	else if (gtdp_may_create(kvm->arch.gtdp))
+		gtdp_create_helpers(kvm->arch.gtdp);
+
+	gtdp_mark(kvm->arch.gtdp, slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
+	gtdp_wake_follower(kvm->arch.gtdp, true);
+}
+
+void gtdp_stop(struct kvm_gtdp *gtdp)
+{
+	struct vhost_task *follower;
+
+	/*
+	 * MMU notifiers, which are still to come, wake the follower with
+	 * mmu_lock held: from here on they don't.
+	 */
+	write_lock(&gtdp->kvm->mmu_lock);
+	follower = gtdp->follower;
+	WRITE_ONCE(gtdp->follower, NULL);
+	write_unlock(&gtdp->kvm->mmu_lock);
+
+	WRITE_ONCE(gtdp->stop, true);
+	if (follower)
+		vhost_task_stop(follower);
+
+	while (gtdp->nr_helpers)
+		vhost_task_stop(gtdp->helpers[--gtdp->nr_helpers].task);
+}

@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Passes of Global TDP over the memslots: the follower's, and its helpers' share of
+ * them.
+ */
+#include "global_tdp.h"
+#include "gtdp.h"
+
+#include <linux/sched/rt.h>
+#include <linux/sched/vhost_task.h>
+
+/*
+ * A pass is shared with helpers if it has mapped so much more than a page a look,
+ * 32MiB.  They take turns of so much memory, 64MiB.
+ */
+#define GTDP_PAGES_TO_SHARE	(16 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
+#define GTDP_TURN_PAGES		(32 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
+
+/*
+ * Memory that userfaultfd is to deliver will arrive, however long it takes: the
+ * VMM ends that by unregistering it.  One look at a VMA is enough.
+ */
+static bool gtdp_is_awaited(struct gtdp_pass *pass, gfn_t gfn)
+{
+	unsigned long hva = __gfn_to_hva_memslot(pass->p.slot, gfn);
+	struct mm_struct *mm = pass->p.kvm->mm;
+	struct vm_area_struct *vma;
+	bool awaited;
+
+	if (hva >= pass->not_awaited_start && hva < pass->not_awaited_end)
+		return false;
+
+	/* Ask again later. */
+	if (!mmap_read_trylock(mm))
+		return true;
+
+	vma = vma_lookup(mm, hva);
+	awaited = vma && (vma->vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR));
+	if (vma && !awaited) {
+		pass->not_awaited_start = hva;
+		pass->not_awaited_end = vma->vm_end;
+	}
+	mmap_read_unlock(mm);
+
+	return awaited;
+}
+
+static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
+		      gfn_t start, gfn_t end, u8 now)
+{
+	u64 absent = pass->p.absent, installed = pass->p.installed;
+	const bool has_run = pass->p.kvm->arch.gtdp->has_run;
+	long ret;
+	u8 todo;
+
+	/*
+	 * A zap that happens from now on marks the region again.  The store is
+	 * ordered by the acquisition of mmu_lock, without which the host can
+	 * not begin to zap.
+	 */
+	todo = xchg(&r->todo, GTDP_DONE);
+	ret = kvm_tdp_populate(&pass->p, start, end);
+	pass->looks++;
+
+	absent = pass->p.absent - absent;
+	installed = pass->p.installed - installed;
+
+	if (todo == GTDP_ZAPPED)
+		atomic64_add(installed, &pass->p.kvm->stat.tdp_repopulated);
+	else if (installed)
+		pass->arrived = true;
+	if (todo != GTDP_ZAPPED && installed > 1 && !pass->as_id)
+		WRITE_ONCE(pass->p.kvm->arch.gtdp->front, start);
+
+	if (ret >= 0 && !absent)
+		return;
+
+	/* What is missing may come, or come back. */
+	if (ret < 0) {
+		/* Nothing is known of the region: it remains due. */
+		pass->again = true;
+		pass->nomem = ret == -ENOMEM;
+		pass->cut = pass->nomem;
+		if (todo == GTDP_ABSENT)
+			todo = GTDP_NEW;
+	} else if (todo == GTDP_ZAPPED && has_run &&
+		   (installed || READ_ONCE(r->backoff) < GTDP_BACKOFF_ZAPPED)) {
+		if (installed)
+			WRITE_ONCE(r->backoff, 0);
+		gtdp_back_off(r, now);
+		pass->wait = min_not_zero(pass->wait, gtdp_wait(r, now));
+	} else {
+		/*
+		 * It never was there or was taken away: for good or, before a vCPU
+		 * has run, e.g. for postcopy to bring it in again.
+		 */
+		todo = GTDP_ABSENT;
+		WRITE_ONCE(r->backoff, 0);
+		if (!pass->awaited && has_run)
+			pass->awaited = gtdp_is_awaited(pass, start);
+	}
+
+	/* Whoever has marked it meanwhile knows better. */
+	cmpxchg(&r->todo, GTDP_DONE, todo);
+}
+
+/* Whether to look at a region now. */
+static bool gtdp_is_worthwhile(struct gtdp_pass *pass, const struct kvm_gtdp_region *r, u8 now)
+{
+	u8 wait;
+
+	switch (READ_ONCE(r->todo)) {
+	case GTDP_NEW:
+		return true;
+	case GTDP_ABSENT:
+		return pass->absent;
+	case GTDP_ZAPPED:
+		wait = gtdp_wait(r, now);
+		pass->wait = min_not_zero(pass->wait, wait);
+		return !wait;
+	default:
+		return false;
+	}
+}
+
+/*
+ * Take the turn that @gfn is in, unless someone else has.  All walk the memslots
+ * in the same order, from the same place: a turn below the last that was taken
+ * was taken, too, as whoever went past it either did so or found it taken.
+ */
+static bool gtdp_take_turn(struct gtdp_pass *pass, gfn_t gfn)
+{
+	s64 turn = gfn / GTDP_TURN_PAGES, last;
+	atomic64_t *taken = &pass->p.kvm->arch.gtdp->turn;
+
+	if (!pass->shared || pass->turn == turn)
+		return true;
+
+	last = atomic64_read(taken);
+	do {
+		if (last >= turn)
+			return false;
+	} while (!atomic64_try_cmpxchg(taken, &last, turn));
+
+	pass->turn = turn;
+	return true;
+}
+
+/*
+ * Look at some regions from pass->gfn on.  SRCU is not held for long, as
+ * memslot updates wait for it.  Returns false at the end of the address space.
+ */
+static bool gtdp_pass_batch(struct gtdp_pass *pass)
+{
+	int regions = GTDP_REGIONS_PER_BATCH, looks = GTDP_LOOKS_PER_BATCH;
+	const gfn_t max_gfn = kvm_mmu_max_gfn() + 1;
+	struct kvm *kvm = pass->p.kvm;
+	struct kvm_memslot_iter iter;
+	struct kvm_gtdp_region *r;
+	gfn_t start, end;
+	u8 now;
+
+	guard(srcu)(&kvm->srcu);
+
+	if (!kvm_gtdp_enabled(kvm))
+		return false;
+
+	now = gtdp_now(kvm->arch.gtdp);
+
+	/* VMAs are known for as long as memslots can't go away. */
+	pass->p.vma_end = 0;
+
+	kvm_for_each_memslot_in_gfn_range(&iter, __kvm_memslots(kvm, pass->as_id),
+					  pass->gfn, max_gfn) {
+		pass->p.slot = iter.slot;
+		if (!iter.slot->arch.gtdp_regions)
+			continue;
+
+		for (start = max(pass->gfn, iter.slot->base_gfn);
+		     start < gtdp_slot_end(iter.slot); start = end) {
+			pass->gfn = start;
+
+			if (!regions-- || !looks)
+				return true;
+
+			if (!gtdp_take_turn(pass, start)) {
+				end = ALIGN_DOWN(start, GTDP_TURN_PAGES) + GTDP_TURN_PAGES;
+				continue;
+			}
+
+			end = gtdp_region_end(start, gtdp_slot_end(iter.slot));
+			r = gtdp_region(iter.slot, start);
+			if (!gtdp_is_worthwhile(pass, r, now))
+				continue;
+
+			gtdp_look(pass, r, start, end, now);
+			if (pass->nomem)
+				return false;
+			looks--;
+		}
+		pass->gfn = start;
+	}
+
+	return false;
+}
+
+/* How many pages more than one each the looks of this slice have mapped. */
+static s64 gtdp_gain(const struct gtdp_pass *pass)
+{
+	return pass->p.installed - pass->looks - pass->slice_gain;
+}
+
+static unsigned long gtdp_switches(void)
+{
+	return current->nvcsw + current->nivcsw;
+}
+
+static void gtdp_begin_slice(struct gtdp_pass *pass)
+{
+	pass->slice_start = ktime_get_ns();
+	pass->slice_runtime = current->se.sum_exec_runtime;
+	pass->slice_switches = gtdp_switches();
+	pass->slice_looks = pass->looks;
+	pass->slice_gain = pass->p.installed - pass->looks;
+}
+
+/*
+ * How long the thread has had a CPU: all of the time, or what was counted as it went
+ * and maybe up to a tick more.
+ */
+static u64 gtdp_slice_ns(const struct gtdp_pass *pass)
+{
+	u64 ns = ktime_get_ns() - pass->slice_start;
+
+	if (pass->slice_switches == gtdp_switches())
+		return ns;
+
+	return min(ns, current->se.sum_exec_runtime - pass->slice_runtime + TICK_NSEC);
+}
+
+static bool gtdp_end_slice(struct gtdp_pass *pass)
+{
+	bool pays = gtdp_gain(pass) > 0;
+
+	if (!pays)
+		pass->vain_ns += gtdp_slice_ns(pass);
+	gtdp_begin_slice(pass);
+	return pays;
+}
+
+/*
+ * Looks in vain have to be paid for after some time.  To pass over what needs none
+ * takes long in terabytes only; and a pass that is to begin again has to get there.
+ */
+static bool gtdp_pass_on(struct gtdp_pass *pass)
+{
+	cond_resched();
+
+	if (signal_pending(current) || READ_ONCE(pass->p.kvm->arch.gtdp->stop))
+		pass->cut = true;
+	else if (pass->looks != pass->slice_looks && gtdp_slice_ns(pass) >= GTDP_VAIN_NS)
+		pass->cut = !gtdp_end_slice(pass);
+
+	return !pass->cut;
+}
+
+/* Created by a vCPU's thread, it must not keep that from running. */
+void gtdp_drop_rt(void)
+{
+	if (rt_task(current))
+		sched_set_normal(current, 0);
+}
+
+bool gtdp_help(void *data)
+{
+	struct gtdp_helper *helper = data;
+	u64 start;
+
+	/* The pass was written before, see gtdp_share(), or is taken back. */
+	if (cmpxchg(&helper->state, GTDP_HELPER_ASSIGNED,
+		    GTDP_HELPER_BUSY) != GTDP_HELPER_ASSIGNED)
+		return false;
+
+	__set_current_state(TASK_RUNNING);
+	gtdp_drop_rt();
+
+	start = ktime_get_ns();
+	gtdp_begin_slice(&helper->pass);
+	while (gtdp_pass_batch(&helper->pass) && gtdp_pass_on(&helper->pass))
+		;
+	gtdp_end_slice(&helper->pass);
+	kvm_tdp_populate_end(&helper->pass.p);
+	atomic64_add(ktime_get_ns() - start, &helper->pass.p.kvm->stat.tdp_populate_time_ns);
+
+	WRITE_ONCE(helper->state, GTDP_HELPER_IDLE);
+	complete(&helper->done);
+	return true;
+}
+
+void gtdp_helper_killed(void *data)
+{
+	struct gtdp_helper *helper = data;
+
+	if (xchg(&helper->state, GTDP_HELPER_DEAD) == GTDP_HELPER_ASSIGNED)
+		complete(&helper->done);
+}
+
+/* Share what is left of @pass, which is the follower's, with the helpers. */
+static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
+{
+	struct gtdp_helper *helper, *last;
+
+	/* So many are complete, see gtdp_create_helpers(). */
+	last = gtdp->helpers + smp_load_acquire(&gtdp->nr_helpers);
+
+	pass->shared = true;
+	pass->turn = pass->gfn / GTDP_TURN_PAGES;
+	atomic64_set(&gtdp->turn, pass->turn);
+
+	for (helper = gtdp->helpers; helper < last; helper++) {
+		if (READ_ONCE(helper->state) != GTDP_HELPER_IDLE)
+			continue;
+
+		helper->pass = *pass;
+		helper->pass.p = (struct kvm_tdp_populate) {
+			.kvm = pass->p.kvm,
+			.role = pass->p.role,
+			.unasked = true,
+		};
+		helper->pass.looks = 0;
+		helper->pass.vain_ns = 0;
+		/* That is the follower's own. */
+		helper->pass.turn = -1;
+
+		if (cmpxchg(&helper->state, GTDP_HELPER_IDLE,
+			    GTDP_HELPER_ASSIGNED) != GTDP_HELPER_IDLE)
+			continue;
+
+		helper->assigned = true;
+		vhost_task_wake(helper->task);
+	}
+}
+
+static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
+{
+	struct gtdp_helper *helper;
+
+	for (helper = gtdp->helpers; helper < gtdp->helpers + ARRAY_SIZE(gtdp->helpers); helper++) {
+		if (!helper->assigned)
+			continue;
+
+		/*
+		 * Don't wait for one that doesn't get to run: all turns that
+		 * nobody has taken by now were the follower's own.
+		 */
+		helper->assigned = false;
+		if (cmpxchg(&helper->state, GTDP_HELPER_ASSIGNED,
+			    GTDP_HELPER_IDLE) == GTDP_HELPER_ASSIGNED)
+			continue;
+
+		/* Being killed or stopped, they return soon. */
+		wait_for_completion(&helper->done);
+		pass->p.mapped += helper->pass.p.mapped;
+		pass->p.installed += helper->pass.p.installed;
+		pass->looks += helper->pass.looks;
+		pass->vain_ns += helper->pass.vain_ns;
+		pass->arrived |= helper->pass.arrived;
+		pass->awaited |= helper->pass.awaited;
+		pass->again |= helper->pass.again;
+		pass->nomem |= helper->pass.nomem;
+		pass->wait = min_not_zero(pass->wait, helper->pass.wait);
+
+		/* All turns above are looked at again, and mostly are complete. */
+		if (helper->pass.cut) {
+			pass->cut = true;
+			pass->gfn = min(pass->gfn, helper->pass.gfn);
+		}
+	}
+
+	pass->shared = false;
+}
+
+/*
+ * While looks in vain are being paid for, more may arrive where it did before: map
+ * that before going on.
+ */
+static void gtdp_pass_front(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
+{
+	const gfn_t gfn = pass->gfn;
+
+	pass->gfn = READ_ONCE(gtdp->front);
+	while (gtdp_pass_batch(pass) && gtdp_end_slice(pass) && gtdp_pass_on(pass))
+		;
+	pass->gfn = gfn;
+}
+
+/* Begin, or go on with, a pass: to its end, or until it is cut. */
+void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
+{
+	bool was_cut = pass->cut;
+	struct kvm *kvm = gtdp->kvm;
+
+	pass->p.kvm = kvm;
+	pass->p.unasked = true;
+	pass->not_awaited_end = 0;
+	pass->cut = false;
+	pass->nomem = false;
+	pass->vain_ns = 0;
+	gtdp_begin_slice(pass);
+
+	for (; pass->as_id < kvm_arch_nr_memslot_as_ids(kvm); pass->as_id++, pass->gfn = 0) {
+		if (!kvm_mmu_get_vm_root_role(kvm, pass->as_id, &pass->p.role)) {
+			pass->again = true;
+			continue;
+		}
+
+		if (was_cut && !pass->as_id)
+			gtdp_pass_front(gtdp, pass);
+		if (pass->cut)
+			break;
+
+		while (gtdp_pass_batch(pass) && gtdp_pass_on(pass)) {
+			if (!pass->shared && gtdp_gain(pass) >= (s64)GTDP_PAGES_TO_SHARE)
+				gtdp_share(gtdp, pass);
+		}
+		gtdp_join(gtdp, pass);
+		if (pass->cut)
+			break;
+	}
+
+	gtdp_end_slice(pass);
+	kvm_tdp_populate_end(&pass->p);
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Tracker of Global TDP: a few bytes for each 2MiB region of a memslot say whether
+ * a look at it is worthwhile, and when.
+ */
+#include "global_tdp.h"
+#include "gtdp.h"
+
+#include <linux/sched/vhost_task.h>
+
+void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
+{
+	struct vhost_task *follower;
+
+	/*
+	 * If the follower has been told and has not begun its pass yet, that
+	 * will find what has just been marked.  Pairs with gtdp_follow().
+	 */
+	smp_mb();
+	if (READ_ONCE(gtdp->marked) && (!urgent || READ_ONCE(gtdp->urgent)))
+		return;
+
+	/*
+	 * The follower looks at these after it has announced to sleep, and
+	 * waking it up implies a barrier, so one of the two is noticed.
+	 */
+	if (urgent)
+		WRITE_ONCE(gtdp->urgent, true);
+	WRITE_ONCE(gtdp->marked, true);
+	follower = READ_ONCE(gtdp->follower);
+	if (follower)
+		vhost_task_wake(follower);
+}
+
+void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
+	       gfn_t start, gfn_t end, enum gtdp_todo todo)
+{
+	const u8 now = gtdp_now(gtdp);
+	struct kvm_gtdp_region *r, *last;
+
+	if (!slot->arch.gtdp_regions || start >= end)
+		return;
+
+	last = gtdp_region(slot, end - 1);
+	for (r = gtdp_region(slot, start); r <= last; r++) {
+		WRITE_ONCE(r->fault_wait, 0);
+
+		/* What is looked for anyway remains so, however often it is zapped. */
+		if (todo == GTDP_ZAPPED &&
+		    (READ_ONCE(r->todo) == GTDP_NEW || READ_ONCE(r->todo) == GTDP_ZAPPED))
+			continue;
+
+		if (todo == GTDP_ZAPPED && READ_ONCE(gtdp->has_run)) {
+			u8 calm = now - READ_ONCE(r->due);
+
+			/* Memory in churn is left alone for longer and longer. */
+			if (calm > 2 << READ_ONCE(r->backoff))
+				WRITE_ONCE(r->backoff, 0);
+			gtdp_back_off(r, now);
+		} else {
+			WRITE_ONCE(r->due, now);
+			WRITE_ONCE(r->backoff, 0);
+		}
+		WRITE_ONCE(r->todo, todo);
+	}
+}
+
+void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
+		       gfn_t start, gfn_t end)
+{
+	/* The SMM root is filled on request only. */
+	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) || slot->as_id)
+		return;
+
+	gtdp_mark(kvm->arch.gtdp, slot, start, end, GTDP_ZAPPED);
+	gtdp_wake_follower(kvm->arch.gtdp, false);
+}
+
+void __kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
+{
+	struct kvm_memslots *slots = __kvm_memslots(kvm, 0);
+	struct kvm_memslot_iter iter;
+
+	kvm_for_each_memslot_in_gfn_range(&iter, slots, start, end)
+		__kvm_gtdp_zapped(kvm, iter.slot, max(start, iter.slot->base_gfn),
+				  min(end, gtdp_slot_end(iter.slot)));
+}
+
+int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
+{
+	unsigned long nr;
+
+	if (!kvm->arch.gtdp || !gtdp_is_user_slot(slot))
+		return 0;
+
+	nr = gfn_to_index(gtdp_slot_end(slot) - 1, slot->base_gfn, PG_LEVEL_2M) + 1;
+	slot->arch.gtdp_regions = __vcalloc(nr, sizeof(*slot->arch.gtdp_regions),
+					    GFP_KERNEL_ACCOUNT);
+	return slot->arch.gtdp_regions ? 0 : -ENOMEM;
+}
+
+void kvm_gtdp_free_slot(struct kvm_memory_slot *slot)
+{
+	vfree(slot->arch.gtdp_regions);
+	slot->arch.gtdp_regions = NULL;
+}
