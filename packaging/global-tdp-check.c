@@ -75,6 +75,7 @@ struct kvm_populate_memory {
 #define SAMPLES_GPA	(256 * MIB)
 #define MEM_GPA		(1024 * MIB)
 #define LEAST_MIB	16UL
+#define MIB_STEP	16UL	/* an eighth is whole huge pages */
 #define MOST_MIB	2048UL
 #define DEFAULT_MIB	512UL
 #define MIB_PER_VCPU	4UL
@@ -126,13 +127,13 @@ static const struct way touches[] = {
 	{ "prefault", "KVM_PRE_FAULT_MEMORY", 0, PREFAULT, false },
 	{ "around", "fault-around", KVM_GLOBAL_TDP_FAULT_AROUND, NOTHING, false },
 	{ "populate", "KVM_POPULATE_MEMORY", KVM_GLOBAL_TDP_POPULATE, POPULATE, false },
-	{ "follow", "Global TDP on, waited for", ALL_FEATURES, FOLLOW, false },
+	{ "follow", "on, waited for", ALL_FEATURES, FOLLOW, false },
 };
 static const struct way latencies[] = {
 	{ "rest", "the host is at rest", 0, NOTHING, false },
 	{ "off", "the host zaps", 0, NOTHING, true },
-	{ "locking", "..., its locking only", KVM_GLOBAL_TDP_POPULATE, NOTHING, true },
-	{ "on", "..., Global TDP on", ALL_FEATURES, FOLLOW, true },
+	{ "locking", "the host zaps, locking only", KVM_GLOBAL_TDP_POPULATE, NOTHING, true },
+	{ "on", "the host zaps, on", ALL_FEATURES, FOLLOW, true },
 };
 #define NR_TOUCHES	(sizeof(touches) / sizeof(touches[0]))
 #define NR_LATENCIES	(sizeof(latencies) / sizeof(latencies[0]))
@@ -814,12 +815,12 @@ static void show_touches(const struct kind *kind)
 {
 	printf("\n%s, %lu MiB: ns of one CPU for 4 KiB, medians of %lu (least to most)\n",
 	       kind->label, mib, reps);
-	printf("  %-26s %5s %8s %8s %8s  %-27s %9s %8s\n", "", "vCPUs", "prepare", "1st",
-	       "2nd", "fault: 1st less 2nd", "TSC", "faults");
+	printf("  %-27s %5s %8s %8s %8s  %-27s %10s %8s\n", "", "vCPUs", "prepare", "1st",
+	       "2nd", "fault: 1st less 2nd", "TSC cycles", "faults");
 	for (const struct result *result = results; result < &results[nr_results]; result++) {
 		if (result->kind != kind)
 			continue;
-		printf("  %-26s %5lu %8s %8s %8s  %-27s %9s %8s\n", label(result->way),
+		printf("  %-27s %5lu %8s %8s %8s  %-27s %10s %8s\n", label(result->way),
 		       result->vcpus, cell(result, PREPARE, 1, false),
 		       cell(result, FIRST, 1, false), cell(result, SECOND, 1, false),
 		       cell(result, COST, 1, true), cell(result, CYCLES, 0, false),
@@ -836,11 +837,11 @@ static void show_latencies(const struct kind *kind)
 			continue;
 		if (!any)
 			printf("\n%s, first touches of %lu MiB by %lu vCPU%s, each timed: us\n"
-			       "  %-26s %-21s %-21s %-27s %8s %5s\n", kind->label, mib / 2,
+			       "  %-27s %-21s %-21s %-27s %8s %5s\n", kind->label, mib / 2,
 			       result->vcpus, result->vcpus > 1 ? "s" : "", "", "p50", "p99",
 			       "longest", "faults", "zaps");
 		any = true;
-		printf("  %-26s", label(result->way));
+		printf("  %-27s", label(result->way));
 		for (int i = P50; i <= MAX; i++) {
 			struct summary summary = summarize(&result->figures[i]);
 			char text[64];
@@ -863,7 +864,7 @@ static double median_of(const char *kind, const char *way, int figure)
 	return 0;
 }
 
-struct estimate { double faults, tables, prefault; bool measured; };
+struct estimate { double faults, prefault, tables; bool measured; };
 
 /* For a guest of `gib` all of which is touched, in seconds. */
 static struct estimate estimate(int number)
@@ -872,10 +873,14 @@ static struct estimate estimate(int number)
 	const char *kind = kinds[number].name;
 	struct estimate found = {
 		.faults = nr * median_of(kind, "touch", COST),
-		.tables = nr * median_of(kind, "populate", PREPARE),
 		.prefault = nr * median_of(kind, "prefault", PREPARE),
-		.measured = possible(&touches[3]),
+		.tables = nr * median_of(kind, "populate", PREPARE),
+		.measured = host.features & KVM_GLOBAL_TDP_POPULATE,
 	};
+
+	/* Of few huge pages, the second touch may have taken longer. */
+	if (found.faults < 0)
+		found.faults = 0;
 
 	if (!found.measured)
 		found.tables = found.faults * counted_share[number];
@@ -887,25 +892,35 @@ static bool has_thp(void)
 	return thp_percent >= 90;
 }
 
+__attribute__((format(printf, 2, 3)))
+static void note(bool wanted, const char *format, ...)
+{
+	static bool any;
+	va_list args;
+
+	if (!wanted)
+		return;
+	va_start(args, format);
+	printf("%s", any ? "" : "\n");
+	vprintf(format, args);
+	va_end(args);
+	any = true;
+}
+
 static void show_lacks(void)
 {
-	printf("\n");
-	if (!host.prefault)
-		printf("KVM_PRE_FAULT_MEMORY is missing in this kernel: Linux has it from 6.11 on.\n");
-	if (!host.features)
-		printf("KVM_CAP_GLOBAL_TDP and KVM_POPULATE_MEMORY are missing in this KVM: it is "
-		       "one without\nGlobal TDP, or one without the TDP MMU.\n");
-	if (!has_thp())
-		printf("Huge pages are unavailable: the host gave them to %d%% of the memory that "
-		       "asked for\nthem; transparent_hugepage/enabled is %s.\n", thp_percent,
-		       *host.thp ? host.thp : "unknown");
-	if (host.cpus < 2)
-		printf("Latencies while the host zaps are left out: they take two CPUs.\n");
-	else if (most_vcpus < 2)
-		printf("Latencies were measured with a vCPU, and a thread that zaps beside it.\n");
-	if (!strcmp(host.parameter, "Y") || !strcmp(host.parameter, "1"))
-		printf("kvm.global_tdp is on: VMs with it off take mmu_lock as those with it on, "
-		       "and their\nlatencies are not those of a stock KVM.\n");
+	bool on = !strcmp(host.parameter, "Y") || !strcmp(host.parameter, "1");
+
+	note(!host.prefault, "KVM_PRE_FAULT_MEMORY is missing in this kernel: Linux has it from "
+	     "6.11 on.\n");
+	note(!host.features, "KVM_CAP_GLOBAL_TDP and KVM_POPULATE_MEMORY are missing: this KVM is "
+	     "without Global\nTDP, or the TDP MMU is off.\n");
+	note(!has_thp(), "Huge pages are unavailable: the host gave them to %d%% of the memory that "
+	     "asked for\nthem; transparent_hugepage/enabled is %s.\n", thp_percent,
+	     *host.thp ? host.thp : "unknown");
+	note(host.cpus < 2, "Latencies are left out: they take two CPUs, as one zaps.\n");
+	note(on, "kvm.global_tdp is on: VMs with it off take mmu_lock as those with it on, so the "
+	     "latencies\nof the former are not those of a stock KVM.\n");
 }
 
 static void show_estimate(void)
@@ -917,18 +932,18 @@ static void show_estimate(void)
 	if (has_thp())
 		printf(", and %.2f s if in huge ones", huge.faults);
 	if (host.prefault)
-		printf("; KVM_PRE_FAULT_MEMORY\nwould take %.2f s", small.prefault);
+		printf(";\nKVM_PRE_FAULT_MEMORY would take %.2f s", small.prefault);
 	if (has_thp() && host.prefault)
 		printf(" and %.2f s", huge.prefault);
 	printf(".\nGlobal TDP would build its tables in %.2f s", small.tables);
 	if (has_thp())
 		printf(" and %.2f s", huge.tables);
 	if (small.measured)
-		printf(", as measured here with one thread.\n");
+		printf(", measured here, by one thread.\n");
 	else
-		printf(". That is no measurement, and more\nlikely too little: it is what it takes "
-		       "in instructions, a %.0fth of a fault's. To measure\nit, load KVM with "
-		       "Global TDP.\n", 1 / counted_share[0]);
+		printf(": not measured, and rather\ntoo little, as it is by the instructions, of "
+		       "which it takes a %.0fth of a fault's.\nKVM with Global TDP measures it.\n",
+		       1 / counted_share[0]);
 }
 
 static void show(void)
@@ -982,7 +997,6 @@ static void write_results(FILE *file, const struct result *list, size_t nr,
 
 static void write_json(void)
 {
-	struct estimate small = estimate(0);
 	FILE *file;
 
 	if (json_fd < 0)
@@ -1010,9 +1024,17 @@ static void write_json(void)
 	write_string(file, "kvm.global_tdp", host.parameter);
 	fprintf(file, "},\n\"options\": {\"mib\": %lu, \"vcpus\": %lu, \"repetitions\": %lu},\n",
 		mib, most_vcpus, reps);
-	fprintf(file, "\"estimate\": {\"gib\": %lu, \"faults_s\": %.3f, \"tables_s\": %.3f, "
-		"\"tables_measured\": %s},\n\"touches\": [", gib, small.faults, small.tables,
-		small.measured ? "true" : "false");
+	fprintf(file, "\"estimates\": [");
+	for (int i = 0; i <= has_thp(); i++) {
+		struct estimate found = estimate(i);
+
+		fprintf(file, "%s\n  {\"pages\": \"%s\", \"gib\": %lu, \"faults_s\": %.3f, "
+			"\"prefault_s\": ", i ? "," : "", kinds[i].name, gib, found.faults);
+		fprintf(file, host.prefault ? "%.3f" : "null", found.prefault);
+		fprintf(file, ", \"tables_s\": %.3f, \"tables_measured\": %s}", found.tables,
+			found.measured ? "true" : "false");
+	}
+	fprintf(file, "],\n\"touches\": [");
 	write_results(file, results, nr_results, touch_figures, NR_TOUCH_FIGURES);
 	fprintf(file, "],\n\"latencies\": [");
 	write_results(file, zapped, nr_zapped, latency_figures, NR_LATENCY_FIGURES);
@@ -1150,7 +1172,7 @@ static void choose_sizes(void)
 		for (mib = DEFAULT_MIB; mib > limit && mib > LEAST_MIB; mib /= 2)
 			;
 		if (mib < most_vcpus * MIB_PER_VCPU && !(mib > limit))
-			mib = most_vcpus * MIB_PER_VCPU;
+			mib = (most_vcpus * MIB_PER_VCPU + MIB_STEP - 1) & -MIB_STEP;
 		if (mib > limit)
 			die(1, "%lu MiB of memory are available, and a half of it is not enough: "
 			    "free some", 2 * limit);
@@ -1160,7 +1182,7 @@ static void choose_sizes(void)
 		    mib, limit);
 	if (mib < most_vcpus * MIB_PER_VCPU)
 		die(2, "-m %lu: too little for %lu vCPUs: give %lu or more, or -c", mib, most_vcpus,
-		    most_vcpus * MIB_PER_VCPU);
+		    (most_vcpus * MIB_PER_VCPU + MIB_STEP - 1) & -MIB_STEP);
 }
 
 static void parse_options(int argc, char **argv)
@@ -1177,7 +1199,7 @@ static void parse_options(int argc, char **argv)
 	while ((option = getopt_long(argc, argv, ":m:c:r:g:h", options, NULL)) != -1) {
 		switch (option) {
 		case 'm':
-			mib = number('m', "MiB", LEAST_MIB, MOST_MIB) & ~1UL;
+			mib = number('m', "MiB", LEAST_MIB, MOST_MIB) & -MIB_STEP;
 			break;
 		case 'c':
 			most_vcpus = number('c', "vCPUs", 1, MOST_VCPUS);
