@@ -142,10 +142,15 @@ class Manual(unittest.TestCase):
 
     def test_names_in_the_json(self) -> None:
         page = PAGE.read_text()
-        for name in self.names(r'"(\w+_ns|fault_cycles|faults|zaps)"'):
-            self.assertIn(name, page)
-        for name in self.names(r'^\t\{ "(\w+)", "'):
+        for figures in self.names(r"_figures\[\] = \{([^}]*)\}"):
+            for name in re.findall(r'"(\w+)"', figures):
+                self.assertIn(name, page)
+        ways = self.names(r'^\t\{ "(\w+)", "[^"]+", (?:0|ALL_\w+|KVM_\w+), ')
+        self.assertEqual(len(ways), len(set(ways)))
+        for name in ways:
             self.assertIn(f".B {name}\n", page)
+        for name in self.names(r'^\t\{ "(\w+)", "[^"]+", \w*PAGE, '):
+            self.assertRegex(page, rf"\.BR? {name}\b")
 
     def test_shares_are_those_of_the_costs(self) -> None:
         """The estimate where there is nothing to measure is by counted instructions."""
