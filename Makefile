@@ -10,7 +10,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken model test-debug cover host-check test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm bench bench-bulk bench-dax bench-locking bench-perf bench-scale lab docs lint clean
+	stress fuzz test-broken model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm bench bench-bulk bench-dax bench-locking bench-perf bench-scale lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -67,10 +67,7 @@ test-debug: build/.setup ## the series' tests under lockdep, KASAN, failing allo
 cover: build/.setup ## show which lines of the series no test reaches [TESTS]
 	@$(lab) cover --tests "$$TESTS"
 
-host-check: build/.setup ## build packaging/global-tdp-check.c, static, for any host: what do stage-2 faults cost there?
-	@$(lab) host-check
-
-test-host-check: build/.setup ## run it on stock modules and ours, check what it says; three minutes
+test-host-check: build/.setup ## run packaging/global-tdp-check on stock modules and ours, check what it says; three minutes
 	@$(lab) test --only host
 
 test-tools: build/.setup ## run the bpftrace tools on stock modules and ours, check what they count

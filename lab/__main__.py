@@ -27,7 +27,7 @@ from lab.demo import cli as demo
 from lab.error import LabError
 from lab.machine import ept, npt, runs
 from lab.machine.result import Command
-from lab.make import deb, hostcheck, modules, qemu, selftests
+from lab.make import deb, modules, qemu, selftests
 from lab.measure import bench, bulk, dax, locking, perf, scale
 from lab.source import docs, refresh, series, tree
 
@@ -60,10 +60,6 @@ def _qemu(_: argparse.Namespace) -> None:
 
 def _selftests(_: argparse.Namespace) -> None:
     selftests.build()
-
-
-def _host_check(_: argparse.Namespace) -> None:
-    hostcheck.show()
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -143,7 +139,6 @@ def parser() -> argparse.ArgumentParser:
     text = "run guests with an NVDIMM, cut the power, see what is left"
     nvdimm.configure(add("test-nvdimm", nvdimm.run, text))
     add("selftests", _selftests, "build KVM's selftests into build/selftests")
-    add("host-check", _host_check, "build the program that measures a host")
     add("docs", _docs, "build the HTML of the documentation; no new warning")
     add("clean", _clean, "remove build/, unless it holds edits")
     suite.configure(add("test", suite.run, "run all tests: the series' and the kernel's own"))

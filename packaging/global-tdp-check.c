@@ -4,7 +4,7 @@
  * of its own touch memory that the host has present, on any KVM with EPT or NPT; with
  * Global TDP, off beside on.  Nothing of the host is changed, and no other VM touched:
  *
- *	gcc -O2 -pthread -o global-tdp-check packaging/global-tdp-check.c
+ *	gcc -O2 -static -pthread -o global-tdp-check packaging/global-tdp-check.c
  *	./global-tdp-check [--json FILE]
  *
  * global-tdp-check.8 explains what it prints.

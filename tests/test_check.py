@@ -27,7 +27,7 @@ class _Program(unittest.TestCase):
         (cls.host / "proc").mkdir()
         Path(directory).chmod(0o755)
         cls.program = cls.host / "global-tdp-check"
-        command = ["gcc", *FLAGS, "-static", "-o", cls.program, SOURCE]
+        command = ["gcc", *FLAGS, "-o", cls.program, SOURCE]
         subprocess.run(command, check=True)
 
     def setUp(self) -> None:

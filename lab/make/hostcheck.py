@@ -1,22 +1,13 @@
-"""The program packaging/global-tdp-check.c: static, so that any host runs it."""
-
-from pathlib import Path
+"""The program packaging/global-tdp-check.c."""
 
 from lab import shell
-from lab.paths import HOSTCHECK, PACKAGING, ROOT
-from lab.shell import console
+from lab.paths import HOSTCHECK, PACKAGING
 
 SOURCE = PACKAGING / "global-tdp-check.c"
-FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread")
+FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread")
 
 
-def build(into: Path = HOSTCHECK) -> None:
-    """Bring the program up to date; it needs no headers but those that gcc finds."""
-    into.parent.mkdir(exist_ok=True)
-    shell.build("global-tdp-check", "gcc", *FLAGS, "-static", "-o", into, SOURCE)
-
-
-def show() -> None:
-    """Build it, and say what to do with it."""
-    build()
-    console.print(f"{HOSTCHECK.relative_to(ROOT)}: copy it to a host, and run it there")
+def build() -> None:
+    """Bring it up to date; it needs no headers but those that gcc finds."""
+    HOSTCHECK.parent.mkdir(exist_ok=True)
+    shell.build("global-tdp-check", "gcc", *FLAGS, "-o", HOSTCHECK, SOURCE)
