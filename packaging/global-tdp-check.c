@@ -677,8 +677,8 @@ static void measure_touches(const struct kind *kind, unsigned long vcpus)
 	}
 	for (unsigned long rep = 0; rep < reps; rep++) {
 		for (struct result *result = first; result < &results[nr_results]; result++) {
-			progress("%s, %lu vCPUs, %lu of %lu: %s", kind->label, vcpus, rep + 1,
-				 reps, result->way->label);
+			progress("%s, vCPUs: %lu, round %lu of %lu: %s", kind->label, vcpus,
+				 rep + 1, reps, result->way->label);
 			measure_touch(result);
 		}
 	}
@@ -695,8 +695,8 @@ static void measure_latencies(const struct kind *kind)
 	}
 	for (unsigned long rep = 0; rep < reps; rep++) {
 		for (struct result *result = first; result < &zapped[nr_zapped]; result++) {
-			progress("%s, latencies, %lu of %lu: %s", kind->label, rep + 1, reps,
-				 result->way->label);
+			progress("%s, latencies, round %lu of %lu: %s", kind->label, rep + 1,
+				 reps, result->way->label);
 			measure_latency(result);
 		}
 	}
@@ -892,58 +892,72 @@ static bool has_thp(void)
 	return thp_percent >= 90;
 }
 
-__attribute__((format(printf, 2, 3)))
-static void note(bool wanted, const char *format, ...)
+/* A paragraph, in lines of at most 80 characters. */
+__attribute__((format(printf, 1, 2)))
+static void say(const char *format, ...)
 {
-	static bool any;
+	char text[1024], *word, *rest = text;
+	size_t column = 0;
 	va_list args;
 
-	if (!wanted)
-		return;
 	va_start(args, format);
-	printf("%s", any ? "" : "\n");
-	vprintf(format, args);
+	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	any = true;
+	printf("\n");
+	while ((word = strsep(&rest, " "))) {
+		column += strlen(word) + 1;
+		if (column > 81)
+			column = strlen(word) + 1;
+		printf("%s%s", word == text ? "" : column == strlen(word) + 1 ? "\n" : " ", word);
+	}
+	printf("\n");
 }
 
 static void show_lacks(void)
 {
-	bool on = !strcmp(host.parameter, "Y") || !strcmp(host.parameter, "1");
+	if (!host.prefault)
+		say("KVM_PRE_FAULT_MEMORY is missing in this kernel: Linux has it from 6.11 on.");
+	if (!host.features)
+		say("KVM_CAP_GLOBAL_TDP and KVM_POPULATE_MEMORY are missing: this KVM is without "
+		    "Global TDP, or the TDP MMU is off.");
+	if (!has_thp())
+		say("Huge pages are unavailable: the host gave them to %d%% of the memory that asked "
+		    "for them; transparent_hugepage/enabled is %s.", thp_percent,
+		    *host.thp ? host.thp : "unknown");
+	if (host.cpus < 2)
+		say("Latencies are left out: they take two CPUs, as one zaps.");
+	if (!strcmp(host.parameter, "Y") || !strcmp(host.parameter, "1"))
+		say("kvm.global_tdp is on: VMs with it off take mmu_lock as those with it on, so the "
+		    "latencies of the former are not those of a stock KVM.");
+}
 
-	note(!host.prefault, "KVM_PRE_FAULT_MEMORY is missing in this kernel: Linux has it from "
-	     "6.11 on.\n");
-	note(!host.features, "KVM_CAP_GLOBAL_TDP and KVM_POPULATE_MEMORY are missing: this KVM is "
-	     "without Global\nTDP, or the TDP MMU is off.\n");
-	note(!has_thp(), "Huge pages are unavailable: the host gave them to %d%% of the memory that "
-	     "asked for\nthem; transparent_hugepage/enabled is %s.\n", thp_percent,
-	     *host.thp ? host.thp : "unknown");
-	note(host.cpus < 2, "Latencies are left out: they take two CPUs, as one zaps.\n");
-	note(on, "kvm.global_tdp is on: VMs with it off take mmu_lock as those with it on, so the "
-	     "latencies\nof the former are not those of a stock KVM.\n");
+/* " and 0.12 s", of huge pages, if there are such. */
+static const char *and_huge(double seconds)
+{
+	static char texts[4][48];
+	static unsigned int next;
+	char *text = texts[next++ % 4];
+
+	snprintf(text, sizeof(texts[0]), has_thp() ? " and %.2f s" : "", seconds);
+	return text;
 }
 
 static void show_estimate(void)
 {
 	struct estimate small = estimate(0), huge = estimate(1);
+	char prefault[128] = "", how[256] = "measured here, by one thread.";
 
-	printf("\nA guest of %lu GiB pays %.2f s of vCPU time for stage-2 faults after a migration, "
-	       "if the host has\nits memory in 4 KiB pages", gib, small.faults);
-	if (has_thp())
-		printf(", and %.2f s if in huge ones", huge.faults);
 	if (host.prefault)
-		printf(";\nKVM_PRE_FAULT_MEMORY would take %.2f s", small.prefault);
-	if (has_thp() && host.prefault)
-		printf(" and %.2f s", huge.prefault);
-	printf(".\nGlobal TDP would build its tables in %.2f s", small.tables);
-	if (has_thp())
-		printf(" and %.2f s", huge.tables);
-	if (small.measured)
-		printf(", measured here, by one thread.\n");
-	else
-		printf(": not measured, and rather\ntoo little, as it is by the instructions, of "
-		       "which it takes a %.0fth of a fault's.\nKVM with Global TDP measures it.\n",
-		       1 / counted_share[0]);
+		snprintf(prefault, sizeof(prefault), "; KVM_PRE_FAULT_MEMORY would take %.2f s%s",
+			 small.prefault, and_huge(huge.prefault));
+	if (!small.measured)
+		snprintf(how, sizeof(how), "not measured, and rather too little, as it is by the "
+			 "instructions, of which it takes a %.0fth of a fault's. KVM with Global TDP "
+			 "measures it.", 1 / counted_share[0]);
+	say("A guest of %lu GiB pays %.2f s%s of vCPU time for stage-2 faults after a migration, if "
+	    "the host has its memory in 4 KiB pages%s%s. Global TDP would build its tables in "
+	    "%.2f s%s: %s", gib, small.faults, and_huge(huge.faults),
+	    has_thp() ? " and in huge ones" : "", prefault, small.tables, and_huge(huge.tables), how);
 }
 
 static void show(void)
