@@ -1272,8 +1272,8 @@ int main(int argc, char **argv)
 	open_json();
 	for (size_t i = 0; i < NR_KINDS; i++)
 		measure_kind(&kinds[i]);
-	show();
 	write_json();
+	show();
 	if (fflush(stdout))
 		die(1, "the output: %s", strerror(errno));
 	return 0;

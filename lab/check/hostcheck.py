@@ -7,6 +7,7 @@ anything took is not looked at.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -77,6 +78,16 @@ def no_huge_pages() -> None:
     _expect("Huge pages are unavailable" in text, "it says so")
     _expect(data["machine"]["page_sizes"] == [4096], "the JSON does")
     _expect({each["pages"] for each in data["touches"]} == {"4k"}, "small ones are measured")
+
+
+def one_cpu() -> None:
+    """Leave out what takes two."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    text, data = _measure(*_SMALL, "-r", "1")
+    os.sched_setaffinity(0, before)
+    _expect("Latencies are left out" in text, "it says so")
+    _expect(data["latencies"] == [] and data["machine"]["cpus"] == 1, "the JSON does")
 
 
 def interrupted() -> None:
@@ -175,7 +186,7 @@ def _expect(good: bool, what: str) -> None:
 
 
 CHECKS: dict[bool, tuple[Callable[[], None], ...]] = {
-    True: (stock, no_huge_pages, interrupted),
+    True: (stock, no_huge_pages, one_cpu, interrupted),
     False: (ours, on_by_parameter, interrupted),
 }
 """On stock modules, and on ours, with kvm.global_tdp off."""
