@@ -10,7 +10,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken bisect model test-debug cover test-tools tools demo qemu test-qemu test-assigned test-nvdimm bench bench-bulk bench-dax bench-locking bench-perf bench-scale lab docs lint clean
+	stress fuzz test-broken bisect model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm bench bench-bulk bench-dax bench-locking bench-perf bench-scale lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -69,6 +69,9 @@ test-debug: build/.setup ## the series' tests under lockdep, KASAN, failing allo
 
 cover: build/.setup ## show which lines of the series no test reaches [TESTS]
 	@$(lab) cover --tests "$$TESTS"
+
+test-host-check: build/.setup ## run packaging/global-tdp-check on stock modules and ours, check what it says; three minutes
+	@$(lab) test --only host
 
 test-tools: build/.setup ## run the bpftrace tools on stock modules and ours, check what they count
 	@$(lab) test --only tools

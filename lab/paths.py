@@ -23,6 +23,9 @@ SELFTESTS = BUILD / "selftests"
 RESTORE = BUILD / "restore" / "restore"
 """The program of integration/restore."""
 
+HOSTCHECK = BUILD / "global-tdp-check" / "global-tdp-check"
+"""The program packaging/global-tdp-check.c."""
+
 RUNS = BUILD / "runs"
 DEB = BUILD / "deb"
 VENV_BIN = BUILD / "venv" / "bin"

@@ -101,7 +101,9 @@ def _lint(package: Package) -> Outcome:
         console.print("apt-get install: lintian")
         shell.output("apt-get", "install", "-q", "-y", "--no-install-recommends", "lintian")
     done = subprocess.run(
-        ["lintian", "--allow-root", package.path], capture_output=True, text=True
+        ["lintian", "--allow-root", package.path, package.check_path],
+        capture_output=True,
+        text=True,
     )
     said = " ".join((done.stdout + done.stderr).split())
     return Outcome("lintian", State.FAILED if said else State.PASSED, reason=said)
@@ -177,7 +179,8 @@ class _System:
         content = WORK / "earlier"
         shutil.rmtree(content, ignore_errors=True)
         shell.output("dpkg-deb", "--raw-extract", self.earlier.path, content)
-        self.earlier.path.unlink()
+        for path in (self.earlier.path, self.earlier.check_path):
+            path.unlink()
         for name, text in FORMER.items():
             path = content / name
             path.parent.mkdir(parents=True, exist_ok=True)

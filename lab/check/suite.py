@@ -22,14 +22,14 @@ from lab.check.report import Part
 from lab.check.tests import Test
 from lab.error import LabError
 from lab.machine import runs
-from lab.make import modules, probes, restore, selftests
+from lab.make import hostcheck, modules, probes, restore, selftests
 from lab.paths import ROOT, VENV_BIN
 from lab.shell import console
 from lab.source import tree
 
-PARTS = ("lint", "unit", "npt", "ept", "tools", "stock")
-ASKED_FOR = ("tools",)
-"""Parts that are left out unless they are named: make test-tools."""
+PARTS = ("lint", "unit", "npt", "ept", "tools", "host", "stock")
+ASKED_FOR = ("tools", "host")
+"""Parts that are left out unless they are named: make test-tools, make test-host-check."""
 OFF, ON = "global_tdp=0", "global_tdp=1"
 SHARED = "shared_mmu_lock=1"
 STOCK = "stock modules"
@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
         ],
         "ept": [Step(f"series' tests, EPT, {ON}", _ept(ON, wanted), minutes=12)],
         "tools": [Step(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
+        "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
         "stock": _own_tests(),
     }
     only = args.only or [name for name in PARTS if name not in ASKED_FOR]
@@ -299,6 +300,18 @@ def _tools(name: str) -> Do:
         stock = name == STOCK
         params = "" if stock else name
         done = machines.on_npt(f"tools {name}", tests.tools(stock=stock), params, stock=stock)
+        part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
+
+    return step
+
+
+def _host(name: str) -> Do:
+    def step(part: Part) -> None:
+        hostcheck.build()
+        stock = name == STOCK
+        params = "" if stock else name
+        chosen = tests.host_check(stock=stock)
+        done = machines.on_npt(f"host {name}", chosen, params, stock=stock)
         part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
 
     return step

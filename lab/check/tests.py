@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from lab.check import hostcheck
 from lab.check.outcome import Outcome, State, must_run
 from lab.check.tools import names
 from lab.error import LabError
@@ -472,6 +473,15 @@ def tools(*, stock: bool) -> list[Test]:
         for of, given in (("", variables[:1]), (f" ({BPFTRACE.release})", variables))
         for name in names(stock=stock)
         if not (of and name == "perf")
+    ]
+
+
+def host_check(*, stock: bool) -> list[Test]:
+    """Return the checks of packaging/global-tdp-check."""
+    python = (str(VENV_BIN / "python"), "-S", "-B", "-m", "lab.check.hostcheck")
+    return [
+        Test(f"host check: {name}", ("env", f"PYTHONPATH={ROOT}", *python, name), timeout=_LONG)
+        for name in hostcheck.names(stock=stock)
     ]
 
 

@@ -22,6 +22,8 @@ from lab.source.git import BASE, Git
 from lab.source.uploads import Upload
 
 NAME = "kvm-global-tdp-dkms"
+CHECK = "global-tdp-check"
+"""The other package of the same source: for any host, also without ours."""
 
 VERSIONED = ("x86.c", "svm/svm.c", "vmx/vmx.c")
 """A source of each module, to say the version in."""
@@ -57,6 +59,10 @@ class Package:
         return BUILD / f"{NAME}_{self.version}_all.deb"
 
     @property
+    def check_path(self) -> Path:
+        return BUILD / f"{CHECK}_{self.version}_amd64.deb"
+
+    @property
     def pattern(self) -> str:
         """What `uname -r` says on the kernels this is for, for bash."""
         releases = sorted({upload.release for upload in self.uploads})
@@ -79,15 +85,17 @@ def build() -> Package:
     with locked("modules"):
         tree.compose()
         package = _describe(uploads.same_kvm())
-        for old in BUILD.glob(f"{NAME}_*.deb"):
-            old.unlink()
+        for name in (NAME, CHECK):
+            for old in BUILD.glob(f"{name}_*.deb"):
+                old.unlink()
         pack(package)
     console.print(f"{package.path.relative_to(ROOT)}: for {package.supported}")
+    console.print(f"{package.check_path.relative_to(ROOT)}: for any host")
     return package
 
 
 def pack(package: Package) -> None:
-    """Build the package as it is described."""
+    """Build the package as it is described, and the one of CHECK."""
     shutil.rmtree(DEB, ignore_errors=True)
     work = DEB / "package"
     # Times in it are those of the commit: the same sources make the same package.
@@ -95,7 +103,8 @@ def pack(package: Package) -> None:
     with working(f"Building {package.path.name}"):
         _fill(work, package)
         shell.output("dpkg-buildpackage", "-us", "-uc", "-b", cwd=work, env=epoch)
-        shutil.move(DEB / package.path.name, package.path)
+        for path in (package.path, package.check_path):
+            shutil.move(DEB / path.name, path)
 
 
 def _describe(known: Sequence[Upload]) -> Package:
@@ -144,9 +153,11 @@ def _fill(work: Path, package: Package) -> None:
         _copy(PACKAGING / "hook-stub", work / when / HOOK, {"REMAKE": remake})
         installed.append(f"{when}/{HOOK} etc/kernel/{when}")
     (work / "debian" / f"{NAME}.install").write_text("\n".join(installed) + "\n")
-    page = "global-tdp-status.8"
-    shutil.copy(PACKAGING / page, work)
-    (work / "debian" / f"{NAME}.manpages").write_text(f"{page}\n")
+    for name, page in ((NAME, "global-tdp-status.8"), (CHECK, f"{CHECK}.8")):
+        shutil.copy(PACKAGING / page, work)
+        (work / "debian" / f"{name}.manpages").write_text(f"{page}\n")
+    shutil.copy(PACKAGING / f"{CHECK}.c", work)
+    (work / "debian" / f"{CHECK}.install").write_text(f"{CHECK} usr/sbin\n")
 
 
 def _words(package: Package) -> dict[str, str]:

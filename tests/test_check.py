@@ -1,0 +1,167 @@
+"""What global-tdp-check says of its options, of hosts without KVM, and in its manual page."""
+
+import os
+import re
+import subprocess
+import tempfile
+import unittest
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.make.hostcheck import FLAGS, SOURCE
+from lab.paths import PACKAGING
+
+PAGE = PACKAGING / "global-tdp-check.8"
+GIB = 1 << 20
+"""In KiB, as /proc/meminfo has it."""
+
+
+class _Program(unittest.TestCase):
+    """Compiled once; a host is a directory, its root."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        directory = cls.enterClassContext(tempfile.TemporaryDirectory())
+        cls.host = Path(directory, "host")
+        (cls.host / "dev").mkdir(parents=True)
+        (cls.host / "proc").mkdir()
+        Path(directory).chmod(0o755)
+        cls.program = cls.host / "global-tdp-check"
+        command = ["gcc", *FLAGS, "-o", cls.program, SOURCE]
+        subprocess.run(command, check=True)
+
+    def setUp(self) -> None:
+        self.available(8 * GIB)
+        (self.host / "dev/kvm").unlink(missing_ok=True)
+
+    def available(self, kib: int) -> None:
+        text = f"MemTotal: {64 * GIB} kB\nMemAvailable: {kib} kB\n"
+        (self.host / "proc/meminfo").write_text(text)
+
+    def run_program(self, *arguments: str, user: str = "") -> subprocess.CompletedProcess[str]:
+        if os.geteuid():
+            self.skipTest("it takes root to have another root directory")
+        chroot = ["chroot", *([f"--userspec={user}", "--groups="] if user else []), self.host]
+        return subprocess.run(
+            [*chroot, "/global-tdp-check", *arguments], capture_output=True, text=True
+        )
+
+    def assert_refused(self, status: int, said: str, *arguments: str, user: str = "") -> None:
+        done = self.run_program(*arguments, user=user)
+        self.assertEqual((done.returncode, done.stdout), (status, ""), arguments)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertIn(said, done.stderr)
+
+
+class Options(_Program):
+    """Bad ones are told in a line that says what to do, with status 2."""
+
+    def test_numbers(self) -> None:
+        for option, values, least, most in (
+            (
+                "-m",
+                ("0", "15", "2049", "-1", "1G", "", " 64", "99999999999999999999"),
+                16,
+                2048,
+            ),
+            ("-c", ("0", "65", "two"), 1, 64),
+            ("-r", ("0", "100", "1.5"), 1, 99),
+            ("-g", ("0", "65537"), 1, 65536),
+        ):
+            for value in values:
+                said = f"{option} {value}: give a number"
+                self.assert_refused(2, said, option, value)
+                self.assert_refused(2, f"from {least} to {most}\n", option, value)
+
+    def test_unknown(self) -> None:
+        for arguments in (("-x",), ("--jsn",), ("file",), ("--help=yes",), ("-m", "64", "x")):
+            self.assert_refused(2, "see --help", *arguments)
+
+    def test_no_value(self) -> None:
+        for option in ("-m", "-c", "-r", "-g", "--json"):
+            self.assert_refused(2, f"{option} lacks its value", option)
+
+    def test_more_cpus_than_there_are(self) -> None:
+        if (cpus := len(os.sched_getaffinity(0))) < 64:
+            self.assert_refused(2, f"may use {cpus} CPUs", "-c", str(cpus + 1))
+
+    def test_more_memory_than_half_of_what_is_available(self) -> None:
+        self.available(GIB)
+        self.assert_refused(2, "give no more than 512", "-m", "528")
+        self.assert_refused(1, "/dev/kvm", "-m", "512")
+
+    def test_less_memory_by_default(self) -> None:
+        self.available(GIB // 8)
+        self.assert_refused(1, "/dev/kvm", "-c", "1")
+
+    def test_too_little_memory(self) -> None:
+        self.available(GIB // 64)
+        self.assert_refused(1, "free some")
+
+    def test_help_names_all(self) -> None:
+        done = self.run_program("--help")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for option in ("-m MIB", "-c VCPUS", "-r REPETITIONS", "-g GIB", "--json FILE"):
+            self.assertIn(option, done.stdout)
+
+
+class Hosts(_Program):
+    """Those that can't be measured are told in a line, with status 1."""
+
+    def test_no_kvm(self) -> None:
+        self.assert_refused(1, "/dev/kvm: No such file or directory; load kvm_intel or kvm_amd")
+
+    def test_not_kvm(self) -> None:
+        (self.host / "dev/kvm").write_text("")
+        self.assert_refused(1, "/dev/kvm is not")
+
+    def test_no_permission(self) -> None:
+        (self.host / "dev/kvm").write_text("")
+        (self.host / "dev/kvm").chmod(0)
+        said = "/dev/kvm: Permission denied; be root"
+        self.assert_refused(1, said, user="65534:65534")
+
+    def test_no_file_is_left(self) -> None:
+        self.run_program("--json", "/figures")
+        self.assertFalse((self.host / "figures").exists())
+
+
+class Manual(unittest.TestCase):
+    """What the program has, its manual page has."""
+
+    def names(self, pattern: str) -> Sequence[str]:
+        return re.findall(pattern, SOURCE.read_text(), re.M)
+
+    def test_options(self) -> None:
+        page = PAGE.read_text().replace("\\-", "-")
+        short = re.search(r'":((?:\w:?)+)"', SOURCE.read_text())[1].replace(":", "")
+        for option in short.replace("h", ""):
+            self.assertIn(f".BI -{option} ", page)
+        for option in self.names(r'^\t\t\{ "(\w+)", \w+_argument'):
+            self.assertRegex(page, rf"(?m)^\.B.* ?--{option}\b")
+
+    def test_names_in_the_json(self) -> None:
+        page = PAGE.read_text()
+        for figures in self.names(r"_figures\[\] = \{([^}]*)\}"):
+            for name in re.findall(r'"(\w+)"', figures):
+                self.assertIn(name, page)
+        ways = self.names(r'^\t\{ "(\w+)", "[^"]+", (?:0|ALL_\w+|KVM_\w+), ')
+        self.assertEqual(len(ways), len(set(ways)))
+        for name in ways:
+            self.assertIn(f".B {name}\n", page)
+        for name in self.names(r'^\t\{ "(\w+)", "[^"]+", \w*PAGE, '):
+            self.assertRegex(page, rf"\.BR? {name}\b")
+
+    def test_shares_are_those_of_the_costs(self) -> None:
+        """The estimate where there is nothing to measure is by counted instructions."""
+        costs = (PACKAGING.parent / "docs/costs.md").read_text()
+        touch = re.search(r"stock: a vCPU's first touch +\| ([\d.]+) \| ([\d.]+)", costs)
+        populate = re.search(r"`KVM_POPULATE_MEMORY` +\| ([\d.]+) \| ([\d.]+)", costs)
+        shares = re.search(r"counted_share\[\] = \{ (.*?), (.*?) \}", SOURCE.read_text())
+        for kind in (1, 2):
+            told = [float(number) for number in shares[kind].split(" / ")]
+            self.assertEqual(told, [float(populate[kind]), float(touch[kind])])
+
+
+if __name__ == "__main__":
+    unittest.main()
