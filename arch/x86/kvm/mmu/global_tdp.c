@@ -13,6 +13,7 @@
  */
 #include "global_tdp.h"
 #include "gtdp.h"
+#include "tdp_populate.h"
 
 static bool __read_mostly global_tdp;
 module_param(global_tdp, bool, 0644);
