@@ -41,6 +41,10 @@ ACCEPTED = {
         "arch/x86/kvm/mmu/gtdp_pass.c",
         "context imbalance in 'gtdp_pass_batch' - wrong count at exit",
     ),
+    (
+        "arch/x86/kvm/mmu/global_tdp.c",
+        "context imbalance in 'gtdp_populate_batch' - wrong count at exit",
+    ),
     # tdp_mmu_iter_cond_resched(), which is inlined, drops the caller's lock for a writer.
     (
         "arch/x86/kvm/mmu/tdp_mmu.c",

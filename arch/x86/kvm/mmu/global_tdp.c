@@ -71,21 +71,62 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 /*
  * KVM_POPULATE_MEMORY
  */
+static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
+{
+	const gfn_t slot_end = min(end, gtdp_slot_end(p->slot));
+	int looks;
+	long n;
+
+	for (looks = 0; *gfn < slot_end && looks < GTDP_LOOKS_PER_BATCH; looks++) {
+		n = kvm_tdp_populate(p, *gfn, slot_end);
+		if (n < 0)
+			return n;
+
+		*gfn += n;
+		if (need_resched())
+			break;
+	}
+
+	return 0;
+}
+
+/* For memslots can't go away: some of the range, from @gfn on, which moves forward. */
+static int gtdp_populate_batch(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end,
+			       const struct kvm_populate_memory *range)
+{
+	struct kvm *kvm = p->kvm;
+	gfn_t slot_end;
+
+	guard(srcu)(&kvm->srcu);
+
+	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_POPULATE))
+		return -EOPNOTSUPP;
+
+	p->vma_end = 0;
+	p->slot = __gfn_to_memslot(__kvm_memslots(kvm, range->as_id), *gfn);
+	if (!p->slot || !gtdp_is_user_slot(p->slot))
+		return -ENOENT;
+
+	if (!(range->flags & KVM_POPULATE_ASYNC))
+		return gtdp_populate_slot(p, gfn, end);
+
+	slot_end = min3(end, gtdp_slot_end(p->slot), *gfn + GTDP_BATCH_PAGES);
+	gtdp_mark(kvm->arch.gtdp, p->slot, *gfn, slot_end, GTDP_NEW);
+	*gfn = slot_end;
+	return 0;
+}
+
 static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 {
-	bool async = range->flags & KVM_POPULATE_ASYNC;
-	gfn_t gfn = gpa_to_gfn(range->gpa);
+	gfn_t gfn = gpa_to_gfn(range->gpa), before;
 	gfn_t end = gfn + (range->size >> PAGE_SHIFT);
 	struct kvm_tdp_populate p = { .kvm = kvm };
 	int retries = GTDP_RETRIES, r = 0;
-	struct kvm_memory_slot *slot;
 	u64 start = ktime_get_ns();
-	gfn_t slot_end;
-	int idx, looks;
-	long n;
 
 	/* Unknown until a vCPU has been given its CPUID. */
-	if (!kvm_mmu_get_vm_root_role(kvm, range->as_id, &p.role) && !async)
+	if (!kvm_mmu_get_vm_root_role(kvm, range->as_id, &p.role) &&
+	    !(range->flags & KVM_POPULATE_ASYNC))
 		return -ENXIO;
 
 	while (gfn < end && !r) {
@@ -95,33 +136,10 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 		}
 		cond_resched();
 
-		idx = srcu_read_lock(&kvm->srcu);
-		p.vma_end = 0;
-		slot = __gfn_to_memslot(__kvm_memslots(kvm, range->as_id), gfn);
-		if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_POPULATE)) {
-			r = -EOPNOTSUPP;
-		} else if (!slot || !gtdp_is_user_slot(slot)) {
-			r = -ENOENT;
-		} else if (async) {
-			slot_end = min3(end, gtdp_slot_end(slot), gfn + GTDP_BATCH_PAGES);
-			gtdp_mark(kvm->arch.gtdp, slot, gfn, slot_end, GTDP_NEW);
-			gfn = slot_end;
-		} else {
-			p.slot = slot;
-			slot_end = min(end, gtdp_slot_end(slot));
-			for (looks = 0; gfn < slot_end && looks < GTDP_LOOKS_PER_BATCH; looks++) {
-				n = kvm_tdp_populate(&p, gfn, slot_end);
-				if (n < 0) {
-					r = n;
-					break;
-				}
-				gfn += n;
-				retries = GTDP_RETRIES;
-				if (need_resched())
-					break;
-			}
-		}
-		srcu_read_unlock(&kvm->srcu, idx);
+		before = gfn;
+		r = gtdp_populate_batch(&p, &gfn, end, range);
+		if (gfn > before)
+			retries = GTDP_RETRIES;
 
 		/* What is in the way is mostly gone at once, but don't wait. */
 		if (r == -EAGAIN && retries--)

@@ -173,6 +173,68 @@ static long gtdp_due(const struct kvm_gtdp *gtdp)
 }
 
 /*
+ * Take half of a CPU, mostly, and a small share of one to find out whether it
+ * pays, unless someone has asked for it, whatever is to be done next.
+ */
+static void gtdp_rest(struct kvm_gtdp *gtdp, const struct gtdp_pass *pass, bool urgent, u64 ns)
+{
+	atomic64_add(ns, &gtdp->kvm->stat.tdp_populate_time_ns);
+
+	gtdp->rested = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
+					 GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
+	if (!urgent) {
+		gtdp->paid = jiffies + nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
+		gtdp->next = jiffies + gtdp_next(gtdp);
+	} else if (pass->cut && !pass->again) {
+		WRITE_ONCE(gtdp->urgent, true);
+	}
+
+	if (pass->looks && (!pass->cut || pass->nomem))
+		trace_kvm_tdp_follow(pass->looks, pass->p.mapped, pass->p.installed,
+				     gtdp->state == GTDP_ASLEEP ? -1 : max(gtdp_due(gtdp), 0L));
+}
+
+/* Make a pass, over what is urgent only or over all that is due. */
+static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
+{
+	struct gtdp_pass *pass = &gtdp->pass, urgent_pass = {};
+	u64 start = ktime_get_ns();
+
+	if (urgent) {
+		pass = &urgent_pass;
+		WRITE_ONCE(gtdp->urgent, false);
+	}
+
+	/*
+	 * At once and before the look at the regions, so that whoever marks one
+	 * either is seen here or is left for the next pass; xchg() is a barrier,
+	 * which pairs with that of gtdp_wake_follower().
+	 */
+	if (xchg(&gtdp->marked, false)) {
+		gtdp_event(gtdp, urgent);
+		/* It may be where a pass that was cut has been already. */
+		gtdp->pass.again = true;
+	}
+
+	/* Whoever turns it on again wakes the follower after that. */
+	if (!kvm_gtdp_enabled(gtdp->kvm)) {
+		WRITE_ONCE(gtdp->urgent, false);
+		gtdp->pass = (struct gtdp_pass) {};
+		gtdp_enter(gtdp, GTDP_ASLEEP);
+		return;
+	}
+
+	if (!gtdp->has_run && gtdp_has_run(gtdp->kvm)) {
+		WRITE_ONCE(gtdp->has_run, true);
+		gtdp_event(gtdp, true);
+	}
+
+	if (urgent || pass->cut || gtdp_begin(gtdp))
+		gtdp_pass(gtdp, pass);
+	gtdp_rest(gtdp, pass, urgent, ktime_get_ns() - start);
+}
+
+/*
  * Called in a loop by the thread, in TASK_INTERRUPTIBLE: until the state is
  * changed, wakeups are not lost.  Returns false to sleep until woken.
  *
@@ -183,9 +245,7 @@ static bool gtdp_follow(void *data)
 {
 	struct kvm *kvm = data;
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
-	struct gtdp_pass *pass = &gtdp->pass, urgent_pass = {};
 	bool urgent = READ_ONCE(gtdp->urgent);
-	u64 start, ns;
 	long wait;
 
 	if (urgent || READ_ONCE(gtdp->marked))
@@ -208,57 +268,7 @@ static bool gtdp_follow(void *data)
 	 */
 	urgent = urgent && !(gtdp->was_urgent && gtdp_due(gtdp) <= 0);
 	gtdp->was_urgent = urgent;
-	if (urgent) {
-		pass = &urgent_pass;
-		WRITE_ONCE(gtdp->urgent, false);
-	}
-
-	/*
-	 * At once and before the look at the regions, so that whoever marks one
-	 * either is seen here or is left for the next pass; xchg() is a barrier,
-	 * which pairs with that of gtdp_wake_follower().
-	 */
-	if (xchg(&gtdp->marked, false)) {
-		gtdp_event(gtdp, urgent);
-		/* It may be where a pass that was cut has been already. */
-		gtdp->pass.again = true;
-	}
-
-	/* Whoever turns it on again wakes the follower after that. */
-	if (!kvm_gtdp_enabled(kvm)) {
-		WRITE_ONCE(gtdp->urgent, false);
-		gtdp->pass = (struct gtdp_pass) {};
-		gtdp_enter(gtdp, GTDP_ASLEEP);
-		return true;
-	}
-
-	if (!gtdp->has_run && gtdp_has_run(kvm)) {
-		WRITE_ONCE(gtdp->has_run, true);
-		gtdp_event(gtdp, true);
-	}
-
-	start = ktime_get_ns();
-	if (urgent || pass->cut || gtdp_begin(gtdp))
-		gtdp_pass(gtdp, pass);
-	ns = ktime_get_ns() - start;
-	atomic64_add(ns, &kvm->stat.tdp_populate_time_ns);
-
-	/*
-	 * Take half of a CPU, mostly, and a small share of one to find out whether it
-	 * pays, unless someone has asked for it, whatever is to be done next.
-	 */
-	gtdp->rested = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
-					 GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
-	if (urgent && pass->cut && !pass->again)
-		WRITE_ONCE(gtdp->urgent, true);
-	if (!urgent) {
-		gtdp->paid = jiffies + nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
-		gtdp->next = jiffies + gtdp_next(gtdp);
-	}
-
-	if (pass->looks && (!pass->cut || pass->nomem))
-		trace_kvm_tdp_follow(pass->looks, pass->p.mapped, pass->p.installed,
-				     gtdp->state == GTDP_ASLEEP ? -1 : max(gtdp_due(gtdp), 0L));
+	gtdp_work(gtdp, urgent);
 	return true;
 }
 

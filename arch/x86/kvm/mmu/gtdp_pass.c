@@ -45,41 +45,19 @@ static bool gtdp_is_awaited(struct gtdp_pass *pass, gfn_t gfn)
 	return awaited;
 }
 
-static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
-		      gfn_t start, gfn_t end, u8 now)
+/*
+ * Of a region that is not complete, or of which nothing is known if @err: what a
+ * further look may gain.  Whoever has marked it meanwhile knows better.
+ */
+static void gtdp_note(struct gtdp_pass *pass, struct kvm_gtdp_region *r, gfn_t start,
+		      enum gtdp_todo todo, u64 installed, long err, u8 now)
 {
-	u64 absent = pass->p.absent, installed = pass->p.installed;
 	const bool has_run = pass->p.kvm->arch.gtdp->has_run;
-	long ret;
-	u8 todo;
 
-	/*
-	 * A zap that happens from now on marks the region again.  The store is
-	 * ordered by the acquisition of mmu_lock, without which the host can
-	 * not begin to zap.
-	 */
-	todo = xchg(&r->todo, GTDP_DONE);
-	ret = kvm_tdp_populate(&pass->p, start, end);
-	pass->looks++;
-
-	absent = pass->p.absent - absent;
-	installed = pass->p.installed - installed;
-
-	if (todo == GTDP_ZAPPED)
-		atomic64_add(installed, &pass->p.kvm->stat.tdp_repopulated);
-	else if (installed)
-		pass->arrived = true;
-	if (todo != GTDP_ZAPPED && installed > 1 && !pass->as_id)
-		WRITE_ONCE(pass->p.kvm->arch.gtdp->front, start);
-
-	if (ret >= 0 && !absent)
-		return;
-
-	/* What is missing may come, or come back. */
-	if (ret < 0) {
-		/* Nothing is known of the region: it remains due. */
+	if (err) {
+		/* It remains due. */
 		pass->again = true;
-		pass->nomem = ret == -ENOMEM;
+		pass->nomem = err == -ENOMEM;
 		pass->cut = pass->nomem;
 		if (todo == GTDP_ABSENT)
 			todo = GTDP_NEW;
@@ -100,8 +78,40 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 			pass->awaited = gtdp_is_awaited(pass, start);
 	}
 
-	/* Whoever has marked it meanwhile knows better. */
 	cmpxchg(&r->todo, GTDP_DONE, todo);
+}
+
+static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
+		      gfn_t start, gfn_t end, u8 now)
+{
+	u64 absent = pass->p.absent, installed = pass->p.installed;
+	long ret;
+	u8 todo;
+
+	lockdep_assert_held(&pass->p.kvm->srcu);
+
+	/*
+	 * A zap that happens from now on marks the region again.  The store is
+	 * ordered by the acquisition of mmu_lock, without which the host can
+	 * not begin to zap.
+	 */
+	todo = xchg(&r->todo, GTDP_DONE);
+	ret = kvm_tdp_populate(&pass->p, start, end);
+	pass->looks++;
+
+	absent = pass->p.absent - absent;
+	installed = pass->p.installed - installed;
+
+	if (todo == GTDP_ZAPPED)
+		atomic64_add(installed, &pass->p.kvm->stat.tdp_repopulated);
+	else if (installed)
+		pass->arrived = true;
+	if (todo != GTDP_ZAPPED && installed > 1 && !pass->as_id)
+		WRITE_ONCE(pass->p.kvm->arch.gtdp->front, start);
+
+	/* What is missing may come, or come back. */
+	if (ret < 0 || absent)
+		gtdp_note(pass, r, start, todo, installed, min(ret, 0L), now);
 }
 
 /* Whether to look at a region now. */

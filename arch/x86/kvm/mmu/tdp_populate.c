@@ -638,43 +638,6 @@ static bool is_table_full(const struct kvm_memory_slot *slot, const u64 *spt,
 }
 
 /*
- * Install a huge leaf SPTE at the iterator's position.  It may replace a page
- * table, e.g. if the host collapsed small pages after they had been mapped; as
- * in the fault path, RCU keeps that alive until the flush is done.
- */
-static int install_huge(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-			struct tdp_iter *iter, u64 huge_pte)
-{
-	bool writable = is_populated_writable(p, huge_pte);
-	bool was_table = is_shadow_present_pte(iter->old_spte);
-	kvm_pfn_t pfn = host_pte_pfn(huge_pte) & -KVM_PAGES_PER_HPAGE(iter->level);
-	u64 spte;
-
-	spte = make_populate_spte(p->kvm, root, p->slot, iter->level, iter->gfn,
-				  pfn, writable);
-
-	if (kvm_tdp_mmu_set_spte_atomic(p->kvm, iter, spte))
-		return -EBUSY;
-
-	if (was_table)
-		kvm_flush_remote_tlbs_gfn(p->kvm, iter->gfn, iter->level);
-
-	return 0;
-}
-
-/* Link @sp, which is gone from the walk's spare pages if that succeeds. */
-static int link_sp(struct kvm_tdp_populate *p, struct tdp_iter *iter,
-		   struct kvm_mmu_page **sp)
-{
-	tdp_mmu_init_child_sp(*sp, iter);
-	if (tdp_mmu_link_sp(p->kvm, iter, *sp, true))
-		return -EBUSY;
-
-	*sp = NULL;
-	return 0;
-}
-
-/*
  * Whether a new page table was asked for on the node of the first page that it maps.
  * If not, that is where to have it, the next ones, and those above that it takes:
  * memory of a node mostly comes in one piece.
@@ -698,6 +661,22 @@ static bool is_for_node(struct kvm_tdp_populate *p, const struct kvm_mmu_page *s
 	return nid == asked;
 }
 
+/* What came of a look at a region. */
+enum look {
+	/* Pages are mapped as far as the host has them, see region.mapped. */
+	LOOK_DONE,
+	/* They are to be found farther down, maybe just now. */
+	LOOK_DEEPER,
+	/* What is mapped is not all that can be, maybe. */
+	LOOK_OPEN,
+	/* Another thread was faster: look again. */
+	LOOK_RACED,
+	/* Needs a page table, see topup(). */
+	LOOK_NO_TABLE,
+	/* Is just being changed by a zap, or by the host. */
+	LOOK_CHANGING,
+};
+
 /* A 2MiB region, or the part of it that is asked for, that is looked at. */
 struct region {
 	gfn_t start;
@@ -710,13 +689,16 @@ struct region {
 	gfn_t last;
 	/* Pages in p->leaf_sp, which are right until mmu_lock is dropped. */
 	unsigned int filled;
-	/* What came of it: the level of the leaf SPTEs, and the new ones' pages. */
+	/* The page table that maps it already. */
+	struct kvm_mmu_page *child;
+	/* What came of it: the level of the leaf SPTEs; pages, and the new ones. */
 	int leaf_level;
+	unsigned int mapped;
 	unsigned int installed;
 };
 
-/* Returns -EAGAIN if the host is about to change the region, else 0. */
-static int look_at_host(struct kvm_tdp_populate *p, struct region *r)
+/* Returns false if the host is about to change the region. */
+static bool look_at_host(struct kvm_tdp_populate *p, struct region *r)
 {
 	const struct kvm_memory_slot *slot = p->slot;
 	unsigned long flags;
@@ -743,7 +725,7 @@ static int look_at_host(struct kvm_tdp_populate *p, struct region *r)
 		r->last = r->first + KVM_PAGES_PER_HPAGE(r->level);
 	}
 
-	return is_gfn_range_being_invalidated(p->kvm, r->first, r->last) ? -EAGAIN : 0;
+	return !is_gfn_range_being_invalidated(p->kvm, r->first, r->last);
 }
 
 /* Whether the host has anything to map, at least in parts, in the region. */
@@ -764,112 +746,215 @@ static bool host_has_any(struct kvm_tdp_populate *p, struct region *r)
 }
 
 /*
- * Map what can be mapped of @r by changing the SPTE at the iterator's position
- * or, if that has a table of 4KiB SPTEs, in there.  Returns
- *   the number of pages that are mapped, of those up to r->end
- *   WALK_ON  if they are to be found farther down, maybe just now
- *   -EBUSY   lost a race with another thread, look again
- *   -ENOBUFS needs a page table, see topup()
- *   -EAGAIN  is just being changed by a zap, or by the host
+ * Install a huge leaf SPTE at the iterator's position.  It may replace a page
+ * table, e.g. if the host collapsed small pages after they had been mapped; as
+ * in the fault path, RCU keeps that alive until the flush is done.
  */
-#define WALK_ON		INT_MAX
-
-/* Regions, other than new page tables, per acquisition of mmu_lock. */
-#define LOOKS_PER_LOCK	16
-
-static int populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-			 struct tdp_iter *iter, struct region *r)
+static enum look install_huge(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			      struct tdp_iter *iter, struct region *r)
 {
-	const unsigned int nr = r->end - r->start;
-	struct kvm_mmu_page *child = NULL;
-	int ret;
+	bool writable = is_populated_writable(p, r->m.huge_pte);
+	bool was_table = is_shadow_present_pte(iter->old_spte);
+	kvm_pfn_t pfn = host_pte_pfn(r->m.huge_pte) & -KVM_PAGES_PER_HPAGE(iter->level);
+	u64 spte;
+
+	spte = make_populate_spte(p->kvm, root, p->slot, iter->level, iter->gfn,
+				  pfn, writable);
+
+	if (kvm_tdp_mmu_set_spte_atomic(p->kvm, iter, spte))
+		return LOOK_RACED;
+
+	if (was_table)
+		kvm_flush_remote_tlbs_gfn(p->kvm, iter->gfn, iter->level);
+
+	r->leaf_level = iter->level;
+	r->installed = KVM_PAGES_PER_HPAGE(iter->level);
+	r->mapped = r->end - r->start;
+	return LOOK_DONE;
+}
+
+/* Link @sp, which is gone from the walk's spare pages if that succeeds. */
+static bool link_sp(struct kvm_tdp_populate *p, struct tdp_iter *iter,
+		    struct kvm_mmu_page **sp)
+{
+	tdp_mmu_init_child_sp(*sp, iter);
+	if (tdp_mmu_link_sp(p->kvm, iter, *sp, true))
+		return false;
+
+	*sp = NULL;
+	return true;
+}
+
+/* See whether what is mapped at the iterator's position is all that can be. */
+static enum look look_at_spte(struct kvm_tdp_populate *p, struct tdp_iter *iter,
+			      struct region *r)
+{
+	struct kvm_mmu_page *child;
+
+	r->child = NULL;
+	r->mapped = 0;
 
 	if (is_frozen_spte(iter->old_spte))
-		return -EAGAIN;
+		return LOOK_CHANGING;
+	if (!is_shadow_present_pte(iter->old_spte))
+		return LOOK_OPEN;
 
-	if (is_shadow_present_pte(iter->old_spte)) {
-		if (is_large_pte(iter->old_spte)) {
-			make_writable_again(p->slot, rcu_dereference(iter->sptep),
-					    iter->old_spte);
-			r->leaf_level = iter->level;
-			return nr;
-		}
-
-		child = spte_to_child_sp(iter->old_spte);
-		if (iter->level > PG_LEVEL_2M &&
-		    (iter->level > r->level || child->nx_huge_page_disallowed))
-			return WALK_ON;
-
-		/* Nothing to fill?  That is quickly told. */
-		if ((r->level == PG_LEVEL_4K || child->nx_huge_page_disallowed) &&
-		    is_table_full(p->slot, child->spt, r->start, r->end))
-			return nr;
-	}
-
-	/* Don't build page tables above, or for, nothing; nor look at each hole. */
-	if (!host_has_any(p, r))
-		return 0;
-
-	ret = check_vma(p, __gfn_to_hva_memslot(p->slot, r->first),
-			__gfn_to_hva_memslot(p->slot, r->last - 1) + PAGE_SIZE);
-	if (ret <= 0)
-		return ret;
-
-	/* Don't replace a table that the NX huge page mitigation made. */
-	if (iter->level <= r->level && !(child && child->nx_huge_page_disallowed)) {
-		ret = install_huge(p, root, iter, r->m.huge_pte);
-		if (ret)
-			return ret;
-
+	if (is_large_pte(iter->old_spte)) {
+		make_writable_again(p->slot, rcu_dereference(iter->sptep),
+				    iter->old_spte);
 		r->leaf_level = iter->level;
-		r->installed = KVM_PAGES_PER_HPAGE(iter->level);
-		return nr;
+		r->mapped = r->end - r->start;
+		return LOOK_DONE;
 	}
 
-	if (child) {
-		ret = fill_holes(p, root, child->spt, r->start, r->end, &r->installed);
-		if (r->installed)
-			kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r->installed);
-		return ret;
+	child = spte_to_child_sp(iter->old_spte);
+	if (iter->level > PG_LEVEL_2M &&
+	    (iter->level > r->level || child->nx_huge_page_disallowed))
+		return LOOK_DEEPER;
+
+	/* Nothing to fill?  That is quickly told. */
+	if ((r->level == PG_LEVEL_4K || child->nx_huge_page_disallowed) &&
+	    is_table_full(p->slot, child->spt, r->start, r->end)) {
+		r->mapped = r->end - r->start;
+		return LOOK_DONE;
 	}
+
+	r->child = child;
+	return LOOK_OPEN;
+}
+
+static enum look fill_child(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			    struct region *r)
+{
+	r->mapped = fill_holes(p, root, r->child->spt, r->start, r->end, &r->installed);
+	if (r->installed)
+		kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r->installed);
+	return LOOK_DONE;
+}
+
+/*
+ * Fill the page table that is to be linked, unless that was done for an attempt in
+ * vain.  If nothing is in there, that is all; if it is on the wrong node, it takes
+ * another one.
+ */
+static enum look fill_leaf_sp(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			      struct region *r)
+{
+	if (r->filled)
+		return LOOK_OPEN;
+
+	r->filled = fill_new_table(p, root, p->leaf_sp->spt, r->start, r->end);
+	if (!r->filled)
+		return LOOK_DONE;
+
+	if (num_online_nodes() > 1 && !is_for_node(p, p->leaf_sp, r->start, r->end)) {
+		p->want_leaf_sp = true;
+		p->want_table_sp = p->table_sp;
+		return LOOK_NO_TABLE;
+	}
+
+	return LOOK_OPEN;
+}
+
+/* Link a page table, or one above that it takes. */
+static enum look build_table(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			     struct tdp_iter *iter, struct region *r)
+{
+	enum look look;
 
 	p->want_leaf_sp = r->level == PG_LEVEL_4K && !p->leaf_sp;
 	p->want_table_sp = iter->level > PG_LEVEL_2M && !p->table_sp;
 	if (p->want_leaf_sp || p->want_table_sp)
-		return -ENOBUFS;
+		return LOOK_NO_TABLE;
 
-	if (r->level == PG_LEVEL_4K && !r->filled) {
-		r->filled = fill_new_table(p, root, p->leaf_sp->spt, r->start, r->end);
-		if (!r->filled)
-			return 0;
-
-		if (num_online_nodes() > 1 &&
-		    !is_for_node(p, p->leaf_sp, r->start, r->end)) {
-			p->want_leaf_sp = true;
-			p->want_table_sp = p->table_sp;
-			return -ENOBUFS;
-		}
+	if (r->level == PG_LEVEL_4K) {
+		look = fill_leaf_sp(p, root, r);
+		if (look != LOOK_OPEN)
+			return look;
 	}
 
 	if (iter->level > PG_LEVEL_2M) {
 		memset64(p->table_sp->spt, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE);
-		return link_sp(p, iter, &p->table_sp) ?: WALK_ON;
+		return link_sp(p, iter, &p->table_sp) ? LOOK_DEEPER : LOOK_RACED;
 	}
 
-	ret = link_sp(p, iter, &p->leaf_sp);
-	if (ret)
-		return ret;
+	if (!link_sp(p, iter, &p->leaf_sp))
+		return LOOK_RACED;
 
 	p->want_leaf_sp = true;
 	kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r->filled);
 	r->installed = r->filled;
-	return r->filled;
+	r->mapped = r->filled;
+	return LOOK_DONE;
+}
+
+/*
+ * Map what can be mapped of @r by changing the SPTE at the iterator's position
+ * or, if that has a table of 4KiB SPTEs, in there.
+ */
+static enum look populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+			       struct tdp_iter *iter, struct region *r)
+{
+	enum look look = look_at_spte(p, iter, r);
+	int usable;
+
+	if (look != LOOK_OPEN)
+		return look;
+
+	/* Don't build page tables above, or for, nothing; nor look at each hole. */
+	if (!host_has_any(p, r))
+		return LOOK_DONE;
+
+	usable = check_vma(p, __gfn_to_hva_memslot(p->slot, r->first),
+			   __gfn_to_hva_memslot(p->slot, r->last - 1) + PAGE_SIZE);
+	if (usable <= 0)
+		return usable ? LOOK_CHANGING : LOOK_DONE;
+
+	/* Don't replace a table that the NX huge page mitigation made. */
+	if (iter->level <= r->level && !(r->child && r->child->nx_huge_page_disallowed))
+		return install_huge(p, root, iter, r);
+
+	return r->child ? fill_child(p, root, r) : build_table(p, root, iter, r);
 }
 
 static void count_absent(struct kvm_tdp_populate *p, u64 nr)
 {
 	p->absent += nr;
 	atomic64_add(nr, &p->kvm->stat.tdp_populate_absent);
+}
+
+/* Regions, other than new page tables, per acquisition of mmu_lock. */
+#define LOOKS_PER_LOCK	16
+
+/* These may change whenever mmu_lock is dropped. */
+static void begin_range(struct kvm_tdp_populate *p)
+{
+	p->template[0] = 0;
+	p->template[1] = 0;
+	p->plain_pte[0] = ~0ull;
+	p->plain_pte[1] = ~0ull;
+	p->checked = HOST_PTE_CHECKED | host_write_mask();
+	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
+}
+
+static void end_range(struct kvm_tdp_populate *p)
+{
+	if (p->pgmap) {
+		put_dev_pagemap(p->pgmap);
+		p->pgmap = NULL;
+	}
+}
+
+static void count_region(struct kvm_tdp_populate *p, struct region *r)
+{
+	if (r->installed)
+		atomic64_add(r->leaf_level > PG_LEVEL_4K ? 1 : r->installed,
+			     &p->kvm->stat.tdp_populated[r->leaf_level - 1]);
+	trace_kvm_tdp_populate(p->slot->as_id, r->start, r->leaf_level,
+			       r->end - r->start, r->mapped, r->installed);
+
+	p->mapped += r->mapped;
+	p->installed += r->installed;
 }
 
 /*
@@ -881,58 +966,48 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 			   gfn_t start, gfn_t end)
 {
 	struct region r = { .start = INVALID_GPA };
+	enum look look = LOOK_RACED;
 	unsigned int looks = 0;
 	struct tdp_iter iter;
 	gfn_t gfn = start;
 	u64 absent = 0;
-	int ret = 0;
 
 	if (p->slot->flags & KVM_MEMSLOT_INVALID)
 		return -EAGAIN;
 
-	/* These may change whenever mmu_lock is dropped. */
-	p->template[0] = 0;
-	p->template[1] = 0;
-	p->plain_pte[0] = ~0ull;
-	p->plain_pte[1] = ~0ull;
-	p->checked = HOST_PTE_CHECKED | host_write_mask();
-	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
+	begin_range(p);
 
 	for_each_tdp_pte_min_level(iter, root, PG_LEVEL_2M, start, end) {
 		/* A table on the way down was zapped, and the walk went past it. */
-		if (iter.gfn > gfn)
+		if (iter.gfn > gfn) {
+			look = LOOK_RACED;
 			break;
+		}
 
 		if (r.start != gfn) {
 			r.start = gfn;
 			r.end = min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) +
 					 KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
-			ret = look_at_host(p, &r);
-			if (ret)
+			if (!look_at_host(p, &r)) {
+				look = LOOK_CHANGING;
 				break;
+			}
 		}
 
-		ret = populate_spte(p, root, &iter, &r);
-		if (ret < 0)
-			break;
-		if (ret == WALK_ON)
+		look = populate_spte(p, root, &iter, &r);
+		if (look == LOOK_DEEPER)
 			continue;
+		if (look != LOOK_DONE)
+			break;
 
 		if (r.leaf_level > PG_LEVEL_2M) {
 			r.end = min(end, iter.gfn + KVM_PAGES_PER_HPAGE(r.leaf_level));
-			ret = r.end - r.start;
+			r.mapped = r.end - r.start;
 		}
 
-		if (r.installed)
-			atomic64_add(r.leaf_level > PG_LEVEL_4K ? 1 : r.installed,
-				     &p->kvm->stat.tdp_populated[r.leaf_level - 1]);
-		trace_kvm_tdp_populate(p->slot->as_id, r.start, r.leaf_level,
-				       r.end - r.start, ret, r.installed);
-
+		count_region(p, &r);
+		absent += r.end - r.start - r.mapped;
 		gfn = r.end;
-		absent += r.end - r.start - ret;
-		p->mapped += ret;
-		p->installed += r.installed;
 
 		/*
 		 * The walk goes on behind the SPTE, i.e. passes by regions that
@@ -947,10 +1022,7 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 			break;
 	}
 
-	if (p->pgmap) {
-		put_dev_pagemap(p->pgmap);
-		p->pgmap = NULL;
-	}
+	end_range(p);
 
 	if (absent)
 		count_absent(p, absent);
@@ -958,7 +1030,14 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 	if (gfn > start)
 		return gfn - start;
 
-	return ret < 0 ? ret : -EBUSY;
+	switch (look) {
+	case LOOK_NO_TABLE:
+		return -ENOBUFS;
+	case LOOK_CHANGING:
+		return -EAGAIN;
+	default:
+		return -EBUSY;
+	}
 }
 
 /* The valid root with the wanted role, stable while mmu_lock is held. */
