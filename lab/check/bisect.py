@@ -28,7 +28,11 @@ DIRECTORY = BUILD / "bisect"
 SWITCHES = ("shared_mmu_lock", "global_tdp")
 """Parameters of kvm.ko that turn on, for new VMs, what parts of the series do."""
 
-_TESTS = ("set_memory_region_test", "pre_fault_memory_test", "kvm_page_table_test -m 3 -b 64M")
+_TESTS = (
+    "demand_paging_test -b 16M -v 2",
+    "dirty_log_perf_test -b 16M -v 2 -i 2",
+    "memslot_modification_stress_test -b 16M -v 2 -i 5",
+)
 _SECONDS = 300
 
 _RUN = f"""
