@@ -15,15 +15,15 @@
 #include "kvm_util.h"
 #include "processor.h"
 
-#define PARAM		"/sys/module/kvm/parameters/shared_mmu_lock"
+#define PARAMS		"/sys/module/kvm/parameters/"
+#define SHARED_MMU_LOCK	PARAMS "shared_mmu_lock"
+#define GLOBAL_TDP	PARAMS "global_tdp"
 
 #define SLOT		1
 #define GPA		SZ_4G
 #define NR_HUGE		8
 #define SIZE		(NR_HUGE * SZ_2M)
 #define NR_PAGES	(SIZE / SZ_4K)
-
-static char initial[2];
 
 static void guest_code(void)
 {
@@ -50,25 +50,47 @@ static uint64_t run(struct kvm_vcpu *vcpu)
 	return uc.args[1];
 }
 
-static void write_param(const char *value)
-{
-	int fd = open(PARAM, O_WRONLY);
+static struct param {
+	const char *path;
+	char initial;
+} params[2];
+static int nr_params;
 
-	TEST_ASSERT(fd >= 0 && write(fd, value, 1) == 1, "Can't write " PARAM);
+static void write_param(const char *path, char value)
+{
+	int fd = open(path, O_WRONLY);
+
+	TEST_ASSERT(fd >= 0 && write(fd, &value, 1) == 1, "Can't write %s", path);
 	close(fd);
 }
 
-static void restore_param(void)
+static void restore_params(void)
 {
-	write_param(initial);
+	while (nr_params--)
+		write_param(params[nr_params].path, params[nr_params].initial);
+}
+
+/* Returns false if there is none. */
+static bool save_param(const char *path)
+{
+	struct param *param = &params[nr_params];
+	int fd = open(path, O_RDONLY);
+
+	param->path = path;
+	if (fd < 0 || read(fd, &param->initial, 1) != 1)
+		return false;
+
+	close(fd);
+	nr_params++;
+	return true;
 }
 
 /* A VM with 16MiB, which the guest has read and written to, in huge pages. */
-static struct kvm_vm *create(struct kvm_vcpu **vcpu, const char *value)
+static struct kvm_vm *create(struct kvm_vcpu **vcpu, char value)
 {
 	struct kvm_vm *vm;
 
-	write_param(value);
+	write_param(SHARED_MMU_LOCK, value);
 	vm = vm_create_with_one_vcpu(vcpu, guest_code);
 	vm_userspace_mem_region_add(vm, VM_MEM_SRC_ANONYMOUS_HUGETLB, GPA, SLOT, NR_PAGES, 0);
 	virt_map(vm, GPA, GPA, NR_PAGES);
@@ -100,14 +122,14 @@ static uint64_t count_dirty(struct kvm_vm *vm)
 	return nr;
 }
 
-static void test_vm(const char *value, uint64_t expected)
+static void test_vm(char value, uint64_t expected)
 {
 	struct kvm_vcpu *vcpu;
 	struct kvm_vm *vm = create(&vcpu, value);
 	int r;
 
 	/* The parameter is of VMs that are created later. */
-	write_param(*value == 'Y' ? "N" : "Y");
+	write_param(SHARED_MMU_LOCK, value == 'Y' ? 'N' : 'Y');
 	TEST_ASSERT_EQ(log_and_end(vm), expected);
 	TEST_ASSERT_EQ(run(vcpu), NR_PAGES);
 	TEST_ASSERT_EQ(run(vcpu), NR_PAGES);
@@ -134,16 +156,15 @@ static void test_vm(const char *value, uint64_t expected)
 
 int main(void)
 {
-	int fd = open(PARAM, O_RDWR);
-
-	__TEST_REQUIRE(fd >= 0 && read(fd, initial, 1) == 1, "needs " PARAM);
-	close(fd);
+	TEST_REQUIRE(save_param(SHARED_MMU_LOCK));
 	TEST_REQUIRE(get_kvm_param_bool("tdp_mmu") && get_kvm_param_bool("eager_page_split"));
-	/* VMs with Global TDP share mmu_lock in any case. */
-	TEST_REQUIRE(!get_kvm_param_bool("global_tdp"));
-	atexit(restore_param);
+	atexit(restore_params);
 
-	test_vm("N", 0);
-	test_vm("Y", NR_HUGE);
+	/* VMs with Global TDP share mmu_lock in any case. */
+	if (save_param(GLOBAL_TDP))
+		write_param(GLOBAL_TDP, 'N');
+
+	test_vm('N', 0);
+	test_vm('Y', NR_HUGE);
 	return 0;
 }
