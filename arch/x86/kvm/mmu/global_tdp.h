@@ -36,12 +36,20 @@ static inline bool kvm_gtdp_enabled(struct kvm *kvm)
 	return kvm_gtdp_has(kvm, ~0ull);
 }
 
-/* There is a vCPU, which may be running; have a follower if there is none. */
+/* There is a vCPU; have a follower if there is none. */
 void __kvm_gtdp_want_follower(struct kvm *kvm);
 static inline void kvm_gtdp_want_follower(struct kvm *kvm)
 {
 	if (unlikely(kvm->arch.gtdp))
 		__kvm_gtdp_want_follower(kvm);
+}
+
+/* A vCPU is about to run. */
+void __kvm_gtdp_vcpu_runs(struct kvm *kvm);
+static inline void kvm_gtdp_vcpu_runs(struct kvm *kvm)
+{
+	if (unlikely(kvm->arch.gtdp))
+		__kvm_gtdp_vcpu_runs(kvm);
 }
 
 int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot);
@@ -92,6 +100,7 @@ static inline int kvm_gtdp_init_vm(struct kvm *kvm) { return 0; }
 static inline void kvm_gtdp_pre_destroy_vm(struct kvm *kvm) {}
 static inline void kvm_gtdp_destroy_vm(struct kvm *kvm) {}
 static inline void kvm_gtdp_want_follower(struct kvm *kvm) {}
+static inline void kvm_gtdp_vcpu_runs(struct kvm *kvm) {}
 static inline void kvm_gtdp_forbid(struct kvm *kvm) {}
 static inline u64 kvm_gtdp_supported(struct kvm *kvm) { return 0; }
 

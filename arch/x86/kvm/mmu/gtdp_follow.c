@@ -153,7 +153,8 @@ static long gtdp_next(struct kvm_gtdp *gtdp)
 	case GTDP_ARRIVING:
 		return gtdp->pause;
 	case GTDP_WATCHING:
-		gtdp->pause = clamp(pause + pause / 16, GTDP_PAUSE_MAX, GTDP_PAUSE_WAIT);
+		gtdp->pause = pass->again ? GTDP_PAUSE_MAX :
+			      clamp(pause + pause / 16, GTDP_PAUSE_MAX, GTDP_PAUSE_WAIT);
 		return gtdp->pause;
 	default:
 		if (pass->wait)
@@ -397,16 +398,20 @@ void __kvm_gtdp_want_follower(struct kvm *kvm)
 {
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 
-	if (!kvm->created_vcpus || !kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW))
-		return;
-
-	if (READ_ONCE(gtdp->follower)) {
-		/* It may be waiting for memory: that is over. */
-		if (!READ_ONCE(gtdp->has_run) && gtdp_has_run(kvm))
-			gtdp_wake_follower(gtdp, true);
-	} else if (gtdp_may_create(gtdp)) {
+	if (!READ_ONCE(gtdp->follower) && kvm->created_vcpus &&
+	    kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) && gtdp_may_create(gtdp))
 		gtdp_have_follower(gtdp);
-	}
+}
+
+void __kvm_gtdp_vcpu_runs(struct kvm *kvm)
+{
+	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
+
+	/* The follower may be waiting for memory: that is over, as it soon sees. */
+	if (READ_ONCE(gtdp->follower) && !READ_ONCE(gtdp->has_run))
+		gtdp_wake_follower(gtdp, true);
+	else
+		__kvm_gtdp_want_follower(kvm);
 }
 
 void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,

@@ -266,10 +266,13 @@ static bool gtdp_pass_on(struct gtdp_pass *pass)
 {
 	cond_resched();
 
-	if (signal_pending(current) || READ_ONCE(pass->p.kvm->arch.gtdp->stop))
+	if (signal_pending(current) || READ_ONCE(pass->p.kvm->arch.gtdp->stop)) {
 		pass->cut = true;
-	else if (pass->looks != pass->slice_looks && gtdp_slice_ns(pass) >= GTDP_VAIN_NS)
-		pass->cut = !gtdp_end_slice(pass);
+	} else if (gtdp_slice_ns(pass) >= GTDP_VAIN_NS) {
+		bool looked = pass->looks != pass->slice_looks;
+
+		pass->cut = !gtdp_end_slice(pass) && looked;
+	}
 
 	return !pass->cut;
 }

@@ -14,7 +14,7 @@ void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
 
 	/*
 	 * If the follower has been told and has not begun its pass yet, that
-	 * will find what has just been marked.  Pairs with gtdp_follow().
+	 * will find what has just been marked.  Pairs with gtdp_work().
 	 */
 	smp_mb();
 	if (READ_ONCE(gtdp->marked) && (!urgent || READ_ONCE(gtdp->urgent)))

@@ -17,7 +17,7 @@ struct kvm_tdp_populate {
 	const struct kvm_memory_slot *slot;
 	/* The role of the root to fill; the root is made if there is none. */
 	union kvm_mmu_page_role role;
-	/* Nobody waits for it: have nothing charged above memory.high. */
+	/* Nobody waits for it: leave memory to others, see may_charge(). */
 	bool unasked;
 
 	/* Results in 4KiB pages, added up over all calls. */
