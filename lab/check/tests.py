@@ -251,6 +251,7 @@ SKIPS = (
     Skip("death", "killed, helper at work", "helper"),
     Skip("thread", "number of threads, changed", "helper"),
     Skip("thread", "CPUs", "helper"),
+    Skip("thread", "thread limit, helper", "helper"),
     Skip("thread", "helper does not run", "helper"),
     Skip("thread", "helper does not run, VMM is stopped", "helper"),
     Skip("vma", "memory becomes secret", "helper"),
