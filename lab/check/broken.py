@@ -91,7 +91,12 @@ class Broken:
         if self.late:
             late = f"{tests.with_delay(self.late, int(self.usecs))} || exit 1\n"
         return [
-            Command(f"{_PANIC}\n{late}{SELFTESTS / program}", program, limit=_SECONDS)
+            Command(
+                f"{_PANIC}\n{late}{SELFTESTS / program}",
+                program,
+                limit=_SECONDS,
+                huge_pages=tests.HUGE_PAGES.get(program.split()[0], 0),
+            )
             for program in ([self.program] if self.program else named)
         ]
 

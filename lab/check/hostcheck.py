@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lab.check import inside
 from lab.paths import HOSTCHECK
 
 _MIB = 16
@@ -185,28 +186,11 @@ def _expect(good: bool, what: str) -> None:
         raise AssertionError(what)
 
 
-CHECKS: dict[bool, tuple[Callable[[], None], ...]] = {
+CHECKS: inside.Checks = {
     True: (stock, no_huge_pages, one_cpu, interrupted),
     False: (ours, on_by_parameter, interrupted),
 }
 """On stock modules, and on ours, with kvm.global_tdp off."""
 
-
-def names(*, stock: bool) -> Iterator[str]:
-    """Return what is to be run."""
-    return (check.__name__ for check in CHECKS[stock])
-
-
-def main() -> int:
-    """Do one check."""
-    checks = {check.__name__: check for group in CHECKS.values() for check in group}
-    try:
-        checks[sys.argv[1]]()
-    except AssertionError as error:
-        print(f"{sys.argv[1]}: {error}")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(inside.run(CHECKS, sys.argv[1]))

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from lab.check import hostcheck
+from lab.check import hostcheck, inside
 from lab.check.outcome import Outcome, State, must_run
-from lab.check.tools import names
+from lab.check.tools import CHECKS as TOOL_CHECKS
 from lab.error import LabError
 from lab.machine.result import Command
 from lab.make import probes, selftests
@@ -66,7 +66,7 @@ _SLOW = {"set_memory_region_test", "kvm_create_max_vcpus", "x86_64/hyperv_tlb_fl
 _SCRIPTS = {"x86_64/nx_huge_pages_test": "x86_64/nx_huge_pages_test.sh"}
 """Programs that want the shell script beside them to be run."""
 
-_HUGE_PAGES = {"x86_64/dirty_log_page_splitting_test": 72, "x86_64/shared_mmu_lock_test": 8}
+HUGE_PAGES = {"x86_64/dirty_log_page_splitting_test": 72, "x86_64/shared_mmu_lock_test": 8}
 """What a program wants reserved, of 2 MiB each."""
 
 _NX = "/sys/module/kvm/parameters/nx_huge_pages"
@@ -472,7 +472,7 @@ def tools(*, stock: bool) -> list[Test]:
     return [
         Test(f"tools{of}: {name}", ("env", *given, *python, name), timeout=_LONG)
         for of, given in (("", variables[:1]), (f" ({BPFTRACE.release})", variables))
-        for name in names(stock=stock)
+        for name in inside.names(TOOL_CHECKS, stock=stock)
         if not (of and name == "perf")
     ]
 
@@ -482,7 +482,7 @@ def host_check(*, stock: bool) -> list[Test]:
     python = (str(VENV_BIN / "python"), "-S", "-B", "-m", "lab.check.hostcheck")
     return [
         Test(f"host check: {name}", ("env", f"PYTHONPATH={ROOT}", *python, name), timeout=_LONG)
-        for name in hostcheck.names(stock=stock)
+        for name in inside.names(hostcheck.CHECKS, stock=stock)
     ]
 
 
@@ -508,7 +508,7 @@ def _test(program: str, *args: str) -> Test:
         name=" ".join((name, *args)),
         argv=(*(("bash",) if path.suffix == ".sh" else ()), str(path), *args),
         timeout=_LONG if slow else TIMEOUT,
-        huge_pages=_HUGE_PAGES.get(program, 0),
+        huge_pages=HUGE_PAGES.get(program, 0),
         left_out=_LEFT_OUT.get(name, ""),
         known_to_fail=_EMULATION.get(name, ""),
         known_to_hang=_HANGS.get(name, ""),

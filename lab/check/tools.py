@@ -18,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from lab.check import inside
 from lab.paths import RESTORE, ROOT, SELFTESTS
 
 TOOLS = ROOT / "bpftrace"
@@ -326,29 +327,18 @@ def _at_least(what: str, told: int, least: int) -> None:
 
 
 _ANYWHERE = (fault_latency, brownout, brownout_device, brownout_sleeps, mmu_lock, perf)
-CHECKS: dict[bool, tuple[Callable[[], None], ...]] = {
+CHECKS: inside.Checks = {
     True: (*_ANYWHERE, populate_on_stock),
     False: (*_ANYWHERE, populate, populate_sleeps, populate_large),
 }
 """On stock modules, and on ours."""
 
 
-def names(*, stock: bool) -> Iterator[str]:
-    """Return what is to be run."""
-    return (check.__name__ for check in CHECKS[stock])
-
-
 def main() -> int:
     """Do one check, or watch."""
     if sys.argv[1] == "watch":
         return _watch(Path(sys.argv[2]), sys.argv[3:])
-    checks = {check.__name__: check for group in CHECKS.values() for check in group}
-    try:
-        checks[sys.argv[1]]()
-    except AssertionError as error:
-        print(f"{sys.argv[1]}: {error}")
-        return 1
-    return 0
+    return inside.run(CHECKS, sys.argv[1])
 
 
 if __name__ == "__main__":

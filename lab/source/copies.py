@@ -38,15 +38,22 @@ def write() -> int:
 
 def check() -> None:
     """LabError if a copy is not what the series adds."""
+    if reason := wrong():
+        raise LabError(reason)
+
+
+def wrong() -> str:
+    """Return what is wrong with the copies, "" if nothing is."""
     git = Git(LINUX)
     new = names(git)
-    wrong = _present() ^ new
-    wrong |= {name for name in new - wrong if _differ(git.tree / name, ROOT / name)}
-    if wrong:
-        raise LabError(
-            f"{min(wrong)} ({len(wrong)} in all) is not what patches/ add: such files are "
-            "written by make refresh; edit them in build/linux, and commit there"
-        )
+    found = _present() ^ new
+    found |= {name for name in new - found if _differ(git.tree / name, ROOT / name)}
+    if not found:
+        return ""
+    return (
+        f"{min(found)} ({len(found)} in all) is not what patches/ add: such files are written "
+        "by make refresh; edit them in build/linux, and commit there"
+    )
 
 
 def _present() -> set[str]:
