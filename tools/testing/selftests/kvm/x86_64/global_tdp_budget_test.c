@@ -318,8 +318,9 @@ static void watch(void)
 
 		if (!t) {
 			discard(&zapped, NR_PAGES / 2);
-			/* As a new memslot is. */
-			gtdp_populate_async(large.vm, GTDP_GPA, PAGE_SIZE);
+			/* As a new memslot is, behind all that is to be passed over. */
+			gtdp_populate_async(large.vm, GTDP_GPA + LARGE_SIZE - SZ_2M,
+					    PAGE_SIZE);
 		}
 		discard(&balloon, balloon_page(t));
 		for (i = 0; i < NR_STEPS; i++) {
