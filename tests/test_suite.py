@@ -13,7 +13,7 @@ from unittest import mock
 
 from lab.check import compare, machines, report, suite, tests
 from lab.check.machines import Report
-from lab.check.outcome import Outcome, State, judge, must_run
+from lab.check.outcome import Outcome, State, judge, must_run, tail
 from lab.check.report import Part
 from lab.check.tests import Test
 from lab.error import LabError
@@ -89,6 +89,15 @@ class Judge(unittest.TestCase):
     def test_skipped_parts_are_told(self) -> None:
         text = "ok 1 anon\nok 2 # SKIP hugetlb\n"
         self.assertIn("hugetlb", judge("t", ended(0, text)).reason)
+
+    def test_shows_what_failed_first(self) -> None:
+        """A child's assertion, before the one of its parent that fails for it."""
+        place = "child.c:1: a == b"
+        said = f"==== Test Assertion Failure ====\n  {place}\n" + "     1 parent\n" * 20
+        self.assertIn(place, tail(f"TAP version 13\n{said}"))
+        self.assertNotIn("TAP", tail(f"TAP version 13\n{said}"))
+        self.assertNotIn(place, tail(said + "more\n" * 100))
+        self.assertEqual(tail("ok\n" * 100), "\n".join(["ok"] * 12))
 
 
 class Expected(unittest.TestCase):

@@ -29,6 +29,7 @@ _VARYING = re.compile(r"\b\d+ s\b|; see .*|; its console is .*|, as \d+ machines
 """What reasons have that is another in each run: seconds, files of the run."""
 
 _TAIL = 12
+_TAIL_FROM_FAILURE = 48
 
 LATE = "did not end within"
 """What a reason begins with, if it was ended."""
@@ -76,8 +77,14 @@ class Outcome:
 
 
 def tail(output: str) -> str:
-    """Return the last lines of what a test printed."""
-    return "\n".join(output.rstrip().splitlines()[-_TAIL:])
+    """Return the last lines of what a test printed, and those since it first failed.
+
+    What fails first may be a child of the test: its parent then says no more than that.
+    """
+    failed = _LOCATIONS.search(output)
+    since = output[failed.start() :].rstrip().splitlines() if failed else []
+    lines = min(max(len(since), _TAIL), _TAIL_FROM_FAILURE)
+    return "\n".join(output.rstrip().splitlines()[-lines:])
 
 
 def judge(name: str, result: Result, died: str = "") -> Outcome:

@@ -659,8 +659,14 @@ void gtdp_populate_async(struct kvm_vm *vm, uint64_t gpa, uint64_t size)
 		.size = size,
 		.flags = KVM_POPULATE_ASYNC,
 	};
+	int r;
 
-	vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+	/* It is interrupted if the thread is being frozen, as a test may have it. */
+	do {
+		r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+	} while (r && errno == EINTR);
+
+	TEST_ASSERT(!r, KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
 }
 
 void gtdp_populate_full(struct kvm_vm *vm, uint64_t gpa, uint64_t size)
