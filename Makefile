@@ -2,7 +2,9 @@
 
 lab = exec build/venv/bin/python -m lab
 
-export KVER CMD TESTS
+export SERIES KVER CMD TESTS
+
+stamp = build/$(if $(filter 7.3,$(SERIES)),7.3/).setup
 
 run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
@@ -16,110 +18,110 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
-setup: build/.setup ## install what is needed from Debian and PyPI (done by every other target)
+setup: $(stamp) ## install what is needed from Debian and PyPI (done by every other target)
 
-build/.setup: lab/setup.sh lab/requirements.txt
+$(stamp): lab/setup.sh lab/requirements.txt
 	@sh lab/setup.sh
 
-tree: build/.setup ## compose build/linux: the Debian source, one commit a patch
+tree: $(stamp) ## compose build/linux: the Debian source, one commit a patch
 	@$(lab) tree
 
-series: build/.setup ## export the mailable series to build/series, look it through with checkpatch
+series: $(stamp) ## export the mailable series to build/series, look it through with checkpatch
 	@$(lab) series
 
-refresh: build/.setup ## take commits made in build/linux back into patches/ and new files
+refresh: $(stamp) ## take commits made in build/linux back into patches/ and new files
 	@$(lab) refresh
 
-modules: build/.setup ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock headers [CHECKED=1: with assertions]
+modules: $(stamp) ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock headers [CHECKED=1: with assertions]
 	@$(lab) modules $(if $(CHECKED),--checked)
 
-deb: build/.setup ## build the package kvm-global-tdp-dkms into build/: for the composed kernel's version
+deb: $(stamp) ## build the package kvm-global-tdp-dkms into build/: for the composed kernel's version
 	@$(lab) deb
 
-test-package: build/.setup ## install, turn on and remove the package on Debian 12 and 13, booting their kernels
+test-package: $(stamp) ## install, turn on and remove the package on Debian 12 and 13, booting their kernels
 	@$(lab) test-package $(ARGS)
 
-selftests: build/.setup ## build KVM's selftests, static, into build/selftests
+selftests: $(stamp) ## build KVM's selftests, static, into build/selftests
 	@$(lab) selftests
 
-check: build/.setup ## run the series' tests on NPT, global_tdp=1, but seven; under two minutes [TESTS='global_tdp_api_test ...' CHECKED=1]
+check: $(stamp) ## run the series' tests on NPT, global_tdp=1, but seven; under two minutes [TESTS='global_tdp_api_test ...' CHECKED=1]
 	@$(lab) check --tests "$$TESTS" $(if $(CHECKED),--checked)
 
-test: build/.setup ## run every test: the series' on NPT and EPT, the kernel's own against stock modules
+test: $(stamp) ## run every test: the series' on NPT and EPT, the kernel's own against stock modules
 	@$(lab) test --tests "$$TESTS"
 
-stress: build/.setup ## race everything with everything for ten minutes [ARGS='--seconds 60 --seed 1 --machine default']
+stress: $(stamp) ## race everything with everything for ten minutes [ARGS='--seconds 60 --seed 1 --machine default']
 	@$(lab) stress $(ARGS)
 
-fuzz: build/.setup ## hand random and hostile arguments to capability and ioctl [ARGS='--calls 5000 --seed 1 --machine default']
+fuzz: $(stamp) ## hand random and hostile arguments to capability and ioctl [ARGS='--calls 5000 --seed 1 --machine default']
 	@$(lab) fuzz $(ARGS)
 
-test-broken: build/.setup ## break each promise of the series in turn, see a test notice [ARGS='--only uffd']
+test-broken: $(stamp) ## break each promise of the series in turn, see a test notice [ARGS='--only uffd']
 	@$(lab) test-broken $(ARGS)
 
-bisect: build/.setup ## have git am take the series, build and boot after every patch; half an hour [ARGS='--first 20']
+bisect: $(stamp) ## have git am take the series, build and boot after every patch; half an hour [ARGS='--first 20']
 	@$(lab) bisect $(ARGS)
 
-model: build/.setup ## prove the protocol (models/) with spin, find what is broken in it on purpose [ARGS='--show span/NO_CARRY']
+model: $(stamp) ## prove the protocol (models/) with spin, find what is broken in it on purpose [ARGS='--show span/NO_CARRY']
 	@$(lab) model $(ARGS)
 
-test-debug: build/.setup ## the series' tests under lockdep, KASAN, failing allocations, kmemleak [DEBUG=kcsan BACKEND STOCK TESTS]
+test-debug: $(stamp) ## the series' tests under lockdep, KASAN, failing allocations, kmemleak [DEBUG=kcsan BACKEND STOCK TESTS]
 	@$(lab) test-debug --kind $(or $(DEBUG),lockdep) --tests "$$TESTS" \
 		$(if $(BACKEND),--backend $(BACKEND)) $(if $(STOCK),--stock)
 
-cover: build/.setup ## show which lines of the series no test reaches [TESTS]
+cover: $(stamp) ## show which lines of the series no test reaches [TESTS]
 	@$(lab) cover --tests "$$TESTS"
 
-test-host-check: build/.setup ## run packaging/global-tdp-check on stock modules and ours, check what it says; three minutes
+test-host-check: $(stamp) ## run packaging/global-tdp-check on stock modules and ours, check what it says; three minutes
 	@$(lab) test --only host
 
-test-tools: build/.setup ## run the bpftrace tools on stock modules and ours, check what they count
+test-tools: $(stamp) ## run the bpftrace tools on stock modules and ours, check what they count
 	@$(lab) test --only tools
 
 tools: ## list the bpftrace tools
 	@for tool in bpftrace/*.bt; do sed -n "2s,^// ,$$tool: ,p" $$tool; done
 
-demo: build/.setup ## live-migrate a real guest, Global TDP off and on [ARGS='--mode postcopy --backend memfd']
+demo: $(stamp) ## live-migrate a real guest, Global TDP off and on [ARGS='--mode postcopy --backend memfd']
 	@$(lab) demo $(ARGS)
 
-qemu: build/.setup ## build Debian 13's QEMU with integration/qemu's patches into build/qemu
+qemu: $(stamp) ## build Debian 13's QEMU with integration/qemu's patches into build/qemu
 	@$(lab) qemu
 
-test-qemu: build/.setup ## run the tests that these patches add to QEMU's, in a machine with our KVM; five minutes, after make qemu's ten
+test-qemu: $(stamp) ## run the tests that these patches add to QEMU's, in a machine with our KVM; five minutes, after make qemu's ten
 	@$(lab) test-qemu $(ARGS)
 
-test-assigned: build/.setup ## give an NVMe drive to real guests by vfio-pci, ours beside stock, while their host does what it may [ARGS='--only ours']
+test-assigned: $(stamp) ## give an NVMe drive to real guests by vfio-pci, ours beside stock, while their host does what it may [ARGS='--only ours']
 	@$(lab) test-assigned $(ARGS)
 
-test-nvdimm: build/.setup ## give real guests an NVDIMM, with DAX and without, ours beside stock, and cut the power [ARGS='--only on']
+test-nvdimm: $(stamp) ## give real guests an NVDIMM, with DAX and without, ours beside stock, and cut the power [ARGS='--only on']
 	@$(lab) test-nvdimm $(ARGS)
 
-bench: build/.setup ## count instructions a page with stock modules and with ours, against targets
+bench: $(stamp) ## count instructions a page with stock modules and with ours, against targets
 	@$(lab) bench
 
-bench-bulk: build/.setup ## tell what 200 VMs at rest cost their host in ten minutes, off beside on [ARGS='--vms 50']
+bench-bulk: $(stamp) ## tell what 200 VMs at rest cost their host in ten minutes, off beside on [ARGS='--vms 50']
 	@$(lab) bench-bulk $(ARGS)
 
-bench-dax: build/.setup ## count instructions a page of a guest's first pass over a vNVDIMM, stock and ours
+bench-dax: $(stamp) ## count instructions a page of a guest's first pass over a vNVDIMM, stock and ours
 	@$(lab) bench-dax $(ARGS)
 
-bench-locking: build/.setup ## time what a vCPU's fault waits for while the host changes much memory [ARGS='--modes alone']
+bench-locking: $(stamp) ## time what a vCPU's fault waits for while the host changes much memory [ARGS='--modes alone']
 	@$(lab) bench-locking $(ARGS)
 
-bench-scale: build/.setup ## model what large VMs cost from what small ones do, and check it where it can be [ARGS=--recorded]
+bench-scale: $(stamp) ## model what large VMs cost from what small ones do, and check it where it can be [ARGS=--recorded]
 	@$(lab) bench-scale $(ARGS)
 
-bench-perf: build/.setup ## run KVM's own perf tests for 1 to 8 vCPUs, stock beside ours, all ways to map memory [ARGS='--vcpus 1 2']
+bench-perf: $(stamp) ## run KVM's own perf tests for 1 to 8 vCPUs, stock beside ours, all ways to map memory [ARGS='--vcpus 1 2']
 	@$(lab) bench-perf $(ARGS)
 
-lab: build/.setup ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK CHECKED TIMEOUT BACKEND MACHINE=4level]
+lab: $(stamp) ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK CHECKED TIMEOUT BACKEND MACHINE=4level]
 	@$(lab) run $(run_options) -- "$$CMD"
 
-docs: build/.setup ## build the HTML of Documentation/virt/kvm into build/docs; fails on a new warning
+docs: $(stamp) ## build the HTML of Documentation/virt/kvm into build/docs; fails on a new warning
 	@$(lab) docs
 
-lint: build/.setup ## look through the lab with ruff, through the series with checkpatch and sparse
+lint: $(stamp) ## look through the lab with ruff, through the series with checkpatch and sparse
 	@$(lab) lint
 
 clean: ## remove build/, unless build/linux has edits that were not taken back
-	@if test -d build/linux; then $(lab) clean; else rm -rf build; fi
+	@if test -d build/linux -o -d build/7.3/linux; then $(lab) clean; else rm -rf build; fi

@@ -30,9 +30,22 @@ from lab.machine import ept, npt, runs
 from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
 from lab.measure import bench, bulk, dax, locking, perf, scale
-from lab.source import docs, refresh, series, tree
+from lab.source import docs, patches, refresh, series, tree
 
 Target = Callable[[argparse.Namespace], int | None]
+
+FOR_ONE = {
+    "deb": "the package is",
+    "test-package": "the package is",
+    "test-broken": "what breaks the promises in tests/broken is",
+    "test-debug": "the debug kernels are",
+    "cover": "the kernel that counts lines is",
+    "bench-scale": "what is recorded in docs/scale.json is",
+}
+"""Commands that only the oldest series has so far, and why."""
+
+WITHOUT_PATCHES = ("tree", "refresh", "modules", "selftests", "run", "clean", "qemu", "model")
+"""What there is to do before a series has its first patch."""
 
 
 def _tree(_: argparse.Namespace) -> None:
@@ -109,6 +122,10 @@ def _docs(_: argparse.Namespace) -> int:
 
 
 def _clean(_: argparse.Namespace) -> None:
+    for version in paths.VERSIONS:
+        other = paths.SHARED / version
+        if other != paths.BUILD and other.is_relative_to(paths.BUILD) and other.exists():
+            raise LabError(f"build/{version} is in it: make clean SERIES={version} first")
     if paths.LINUX.exists() and (reason := tree.unsaved()):
         raise LabError(reason)
     shutil.rmtree(paths.BUILD)
@@ -118,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     text = "Compose the kernel tree, build it, boot it, test it."
     top = argparse.ArgumentParser(prog="python -m lab", description=text)
-    commands = top.add_subparsers(required=True, metavar="command")
+    commands = top.add_subparsers(required=True, metavar="command", dest="command")
 
     def add(name: str, run: Target, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
@@ -127,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
 
     add("tree", _tree, "compose the kernel tree in build/linux")
     add("series", _series, "export the mailable series to build/series and check it")
-    add("refresh", _refresh, "take commits in build/linux back into patches/6.12")
+    add("refresh", _refresh, "take commits in build/linux back into patches/")
     building = add("modules", _modules, "build the KVM modules into build/modules")
     text = "with assertions, into build/checked"
     building.add_argument("--checked", action="store_true", help=text)
@@ -189,6 +206,18 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("cmd", help="shell command; runs as root in the repository's root")
 
 
+def not_yet(command: str) -> str:
+    """Return why there is no such command for the chosen series, "" if there is."""
+    if paths.VERSIONS[0] != paths.VERSION and command in FOR_ONE:
+        return f"{FOR_ONE[command]} for Linux {paths.VERSIONS[0]} only, not {paths.VERSION} yet"
+    if command not in WITHOUT_PATCHES and not patches.series():
+        return (
+            f"{tree.FOLDER} has no patch yet, which make {command} is about: so far, there is "
+            "make tree, modules, selftests and lab, and make refresh"
+        )
+    return ""
+
+
 def _interrupt(*_: object) -> None:
     """End what was started, and then unwind, which ends the emulated machines."""
     runs.STOPPING.set()
@@ -202,6 +231,9 @@ def _interrupt(*_: object) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; an error a user can mend is one line."""
     args = parser().parse_args(argv)
+    if reason := not_yet(args.command):
+        print(f"lab: {reason}", file=sys.stderr)
+        return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # nohup ignores the last.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

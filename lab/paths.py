@@ -1,17 +1,31 @@
-"""Where things are."""
+"""Where things are, for the series that SERIES= chooses."""
 
+import os
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 """Root of this repository; new kernel files live below it at their kernel paths."""
 
-PATCHES = ROOT / "patches" / "6.12"
+VERSIONS = ("6.12", "7.3")
+"""Of Linux, those that there is a series for, the oldest first."""
+
+VERSION = os.environ.get("SERIES") or VERSIONS[0]
+"""That of the series to work on."""
+
+if VERSION not in VERSIONS:
+    sys.exit(f"lab: no series {VERSION}: SERIES is {' or '.join(VERSIONS)}")
+
+PATCHES = ROOT / "patches" / VERSION
 SERIES = PATCHES / "series"
 COVERS = PATCHES / "covers"
 
 PACKAGING = ROOT / "packaging"
 
-BUILD = ROOT / "build"
+SHARED = ROOT / "build"
+"""What is the same for all series."""
+
+BUILD = SHARED if VERSIONS[0] == VERSION else SHARED / VERSION
 DEBIAN = BUILD / "debian"
 LINUX = BUILD / "linux"
 KMOD = BUILD / "kmod"
@@ -28,4 +42,4 @@ HOSTCHECK = BUILD / "global-tdp-check" / "global-tdp-check"
 
 RUNS = BUILD / "runs"
 DEB = BUILD / "deb"
-VENV_BIN = BUILD / "venv" / "bin"
+VENV_BIN = SHARED / "venv" / "bin"

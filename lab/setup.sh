@@ -5,7 +5,15 @@ set -u
 
 cd "$(dirname "$0")/.." || exit 1
 log=build/setup.log
-stamp=build/.setup
+case ${SERIES:-6.12} in # directory, GB that it takes
+6.12) own=build needed=12 ;;
+7.3) own=build/7.3 needed=8 ;;
+*)
+	echo "lab: no series $SERIES: SERIES is 6.12 or 7.3" >&2
+	exit 1
+	;;
+esac
+stamp=$own/.setup
 packages='
 bc binutils bison bpftrace busybox-static ccache cpio debhelper
 dh-dkms e2fsprogs file flex gcc gcc-12 git iproute2 isolinux kmod libc6-dev libelf-dev
@@ -92,7 +100,7 @@ install_python() {
 os=$(. /etc/os-release 2>/dev/null && echo "${ID:-unknown} ${VERSION_ID:-}")
 [ "$os" = 'debian 12' ] ||
 	die "this is '$os', the lab needs Debian 12; run it in a Debian 12 container or machine"
-mkdir -p build || die "cannot write to $(pwd)/build; make it writable"
+mkdir -p "$own" || die "cannot write to $(pwd)/$own; make it writable"
 exec 9>build/.setup.lock
 flock -n 9 || {
 	echo "lab: waiting for another setup"
@@ -100,10 +108,11 @@ flock -n 9 || {
 }
 # Another one, that is: make has looked before.
 [ -e "$stamp" ] && [ "$stamp" -nt lab/setup.sh ] && [ "$stamp" -nt lab/requirements.txt ] && exit
-used=$(du -sk build | cut -f1)
+# That of others is theirs.
+used=$(cd "$own" && du -sk --exclude=./7.3 . | cut -f1)
 free=$(df -Pk build | awk -v used="$used" 'NR == 2 { print int(($4 + used) / 1048576) }')
-[ "$free" -ge 12 ] ||
-	die "$free GB for $(pwd)/build, 12 GB are needed; free some or clone elsewhere"
+[ "$free" -ge "$needed" ] ||
+	die "$free GB for $(pwd)/$own, $needed GB are needed; free some or clone elsewhere"
 rm -f "$stamp"
 : >"$log"
 install_packages

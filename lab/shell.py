@@ -54,10 +54,10 @@ def working(text: str, how_far: Callable[[], str] = str) -> Iterator[None]:
 
 
 @contextmanager
-def locked(what: str) -> Iterator[None]:
+def locked(what: str, where: Path = BUILD) -> Iterator[None]:
     """Wait until nobody else makes `what`; the kernel unlocks if this process dies."""
-    BUILD.mkdir(exist_ok=True)
-    with (BUILD / f".{what}.lock").open("w") as lock:
+    where.mkdir(parents=True, exist_ok=True)
+    with (where / f".{what}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

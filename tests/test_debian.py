@@ -1,11 +1,15 @@
-"""Which of Debian's kernels is taken."""
+"""Which of Debian's kernels is taken, and what is made of it."""
 
+import tempfile
 import unittest
+from pathlib import Path
 from unittest import mock
 
 from lab.error import LabError
 from lab.source import debian
+from lab.source.debian import Kernel
 
+LATER = "7.3.4+deb13-amd64"
 OLD, NEW, AGAIN = (f"6.12.{n}+deb12{m}-amd64" for n, m in ((9, ""), (117, ""), (117, ".1")))
 
 
@@ -23,7 +27,8 @@ class Resolve(unittest.TestCase):
             told = ((name, each) for name in args for each in offered[release])
             return "".join(f" {name} | {each} | http\n" for name, each in told if name != less)
 
-        with mock.patch.object(debian.shell, "output", output):
+        of_612 = mock.patch.object(debian, "ORIGIN", debian.ORIGINS["6.12"])
+        with of_612, mock.patch.object(debian.shell, "output", output):
             release, version = debian._resolve(wanted)
         return f"{release} {version}"
 
@@ -45,6 +50,61 @@ class Resolve(unittest.TestCase):
         for offered, wanted in (({}, ""), ({NEW: ["6.12.117-1"]}, OLD)):
             with self.assertRaisesRegex(LabError, "apt-get update"):
                 self.resolve(offered, wanted)
+
+    def test_of_the_backports(self) -> None:
+        """It is split into packages otherwise, of which all must be there."""
+        wanted = {
+            *(f"linux-{name}-{LATER}" for name in ("binary", "modules", "base", "headers")),
+            *("linux-headers-7.3.4+deb13-common", "linux-kbuild-7.3.4+deb13"),
+            "linux-source-7.3",
+        }
+        names = f"linux-binary-7.3.4+deb13-rt-amd64 linux-binary-7.3.3+deb13-amd64 {LATER}"
+        for less in ("", *wanted):
+
+            def cache(what: str, *args: str, less: str = less) -> str:
+                if what == "pkgnames":
+                    return names.replace(f" {LATER}", f"\nlinux-binary-{LATER}")
+                found = wanted.intersection(args) - {less}
+                return "".join(f" {name} | 7.3.4-1~bpo13+1 | http\n" for name in found)
+
+            apt = mock.Mock(cache=cache)
+            with (
+                mock.patch.multiple(
+                    debian, ORIGIN=debian.ORIGINS["7.3"], SOURCE="linux-source-7.3"
+                ),
+                mock.patch.object(debian, "_apt", lambda apt=apt: apt),
+            ):
+                if less:
+                    with self.assertRaisesRegex(LabError, "backports"):
+                        debian._resolve("")
+                else:
+                    self.assertEqual(debian._resolve(""), (LATER, "7.3.4-1~bpo13+1"))
+
+
+class Relocate(unittest.TestCase):
+    """A kernel that has all below /usr is as others are, then."""
+
+    def test_all_below_usr(self) -> None:
+        scratch = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(mock.patch.object(debian, "DEBIAN", scratch))
+        depmod = self.enterContext(mock.patch.object(debian.shell, "output"))
+        unpacked, final = Kernel("scratch"), Kernel(LATER)
+        modules = unpacked.root / "usr/lib/modules" / LATER
+        headers = unpacked.root / "usr/src" / f"linux-headers-{LATER}"
+        for directory in (modules, headers):
+            directory.mkdir(parents=True)
+        (modules / "vmlinuz").write_text("image")
+        for name in ("build", "source"):
+            (modules / name).symlink_to(f"../../../src/{headers.name}")
+        (headers / "Makefile").write_text("include /usr/src/common/Makefile\n")
+        debian._relocate(unpacked, final)
+        unpacked.root.rename(final.root)
+        self.assertEqual(final.image.read_text(), "image")
+        makefile = (final.headers / "Makefile").read_text()
+        self.assertIn(f"include {final.root}/usr/src/", makefile)
+        for name in ("build", "source"):
+            self.assertTrue((final.modules / name / "Makefile").exists(), name)
+        depmod.assert_called_once()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab import shell
-from lab.paths import CHECKED, KMOD, LINUX, MODULES
+from lab.make import root
+from lab.paths import CHECKED, KMOD, LINUX, MODULES, ROOT
 from lab.shell import console, locked
 from lab.source import debian, tree
 from lab.source.git import BASE, Git
@@ -64,7 +65,7 @@ def build(*, checked: bool = False) -> None:
         for name in NAMES:
             install(kind.sources, kind.into, name)
     made = ", ".join(f"{name}.ko" for name in NAMES)
-    console.print(f"build/{kind.into.name}: {made}")
+    console.print(f"{kind.into.relative_to(ROOT)}: {made}")
 
 
 def compile_in(
@@ -75,11 +76,9 @@ def compile_in(
     if checked:
         # It is made of the debug information, which these don't have.
         options.append("CONFIG_DEBUG_INFO_BTF_MODULES=")
-    shell.build(
-        log,
-        *("make", "-C", debian.kernel().headers, f"M={mirrored / 'arch/x86/kvm'}", "-j2"),
-        *(f"CONFIG_KVM_WERROR={'y' if werror else 'n'}", *options, "modules"),
-    )
+    make = ("make", "-C", debian.kernel().headers, f"M={mirrored / 'arch/x86/kvm'}", "-j2")
+    options.append(f"CONFIG_KVM_WERROR={'y' if werror else 'n'}")
+    shell.build(log, *root.command(*make, *options, "modules"))
 
 
 def mirror(into: Path, *, checked: bool = False, linux: Path = LINUX) -> None:
@@ -151,6 +150,6 @@ def install(mirrored: Path, into: Path, name: str) -> Path:
     if not target.exists() or target.stat().st_mtime < built.stat().st_mtime:
         into.mkdir(exist_ok=True)
         scratch = target.with_suffix(".tmp")
-        shell.output("strip", "--strip-debug", built, "-o", scratch)
+        shell.output(*root.command("strip", "--strip-debug", built, "-o", scratch))
         scratch.rename(target)
     return target

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from lab import shell
 from lab.error import LabError
-from lab.paths import BUILD, ROOT, VENV_BIN
+from lab.paths import ROOT, SHARED, VENV_BIN
 from lab.shell import console, working
 from lab.source import mirror
 
 RELEASE = "trixie"
-WORK = BUILD / "qemu"
+WORK = SHARED / "qemu"
 SOURCE = WORK / "source"
 PROGRAM = WORK / "qemu-system-x86_64"
 TESTS = SOURCE / "build" / "tests" / "qtest" / "migration-test"
@@ -35,7 +35,7 @@ _OPTIONS = (
 
 def build() -> Path:
     """Return the program, built if it is not there or older than a patch."""
-    with shell.locked("qemu"):
+    with shell.locked("qemu", SHARED):
         patches = sorted(PATCHES.glob("*.patch"))
         newest = max(path.stat().st_mtime for path in patches)
         if not TESTS.exists() or not PROGRAM.exists() or PROGRAM.stat().st_mtime < newest:

@@ -3,11 +3,15 @@
 from pathlib import Path
 
 from lab import shell
-from lab.paths import BUILD, LINUX, SELFTESTS
+from lab.make import root
+from lab.paths import BUILD, LINUX, ROOT, SELFTESTS
 from lab.shell import console, locked
 from lab.source import tree
 
 SOURCE = "tools/testing/selftests/kvm"
+OF_X86 = "x86_64"
+"""The directory of those for x86, as 6.12 calls it; where it is called x86, that is a link."""
+_NEW_NAME = "x86"
 HEADERS = BUILD / "headers"
 """Where the kernel's user headers go: outside of the tree, which stays clean."""
 PATIENCE = Path(__file__).with_name("patience.h")
@@ -24,24 +28,25 @@ def _build() -> None:
     tree.ensure()
     compile_in(LINUX, HEADERS, SELFTESTS)
     scripts = ("--include=*/", "--include=*.sh", "--exclude=*")
-    shell.output("rsync", "-rlpt", *scripts, f"{LINUX / SOURCE}/", f"{SELFTESTS}/")
-    console.print(f"build/selftests: {len(programs())} programs")
+    shell.output("rsync", "-rlptK", *scripts, f"{LINUX / SOURCE}/", f"{SELFTESTS}/")
+    console.print(f"{SELFTESTS.relative_to(ROOT)}: {len(programs())} programs")
 
 
 def compile_in(linux: Path, headers: Path, into: Path, log: str = "selftests") -> None:
     """Build those of a kernel tree; the log is build/LOG.log."""
     into.mkdir(exist_ok=True)
-    shell.build("headers", "make", "-C", linux, f"O={headers}", "ARCH=x86", "headers", "-j2")
+    if (linux / SOURCE / _NEW_NAME).exists() and not (into / _NEW_NAME).exists():
+        (into / OF_X86).mkdir()
+        (into / _NEW_NAME).symlink_to(OF_X86)
+    make = ("make", "-C", linux, f"O={headers}", "ARCH=x86", "-j2")
+    shell.build("headers", *root.command(*make, "headers"))
     flags = f"USERCFLAGS=-include {PATIENCE}"
     built_with = into / "flags"
     same = built_with.exists() and built_with.read_text() == flags
-    shell.build(
-        log,
-        *("make", "-C", linux / SOURCE, f"OUTPUT={into}", "ARCH=x86", "LDFLAGS=-static", "-j2"),
-        flags,
-        f"KHDR_INCLUDES=-isystem {headers}/usr/include",
-        *([] if same else ["-B"]),  # make does not know what objects were built with
-    )
+    make = ("make", "-C", linux / SOURCE, f"OUTPUT={into}", "ARCH=x86", "-j2")
+    options = ("LDFLAGS=-static", flags, f"KHDR_INCLUDES=-isystem {headers}/usr/include")
+    again = [] if same else ["-B"]  # make does not know what objects were built with
+    shell.build(log, *root.command(*make, *options, *again))
     built_with.write_text(flags)
 
 

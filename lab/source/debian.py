@@ -1,7 +1,7 @@
-"""Debian's 6.12 kernel: find the newest, fetch it, unpack it under build/.
+"""Debian's kernel that the series is for: find the newest, fetch it, unpack it under build/.
 
-Nothing is installed: an installed kernel would rebuild the machine's initramfs and
-boot menu.
+6.12 is this Debian's own; 7.3 is a later one's, from its backports, in other packages. Nothing
+is installed: an installed kernel would rebuild the machine's initramfs and boot menu.
 """
 
 import os
@@ -9,17 +9,57 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from debian.debian_support import Version
 
 from lab import shell
 from lab.error import LabError
-from lab.paths import BUILD, DEBIAN
+from lab.paths import DEBIAN, VERSION
 from lab.shell import locked, working
+from lab.source import mirror
 
-SOURCE = "linux-source-6.12"
-IMAGE = re.compile(r"linux-image-(6\.12\.\d+\+deb12(?:\.\d+)?-amd64)-unsigned$")
+SOURCE = f"linux-source-{VERSION}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a kernel comes from, and how."""
+
+    image: str
+    """The package that there is for each release, as a pattern."""
+
+    packages: tuple[str, ...]
+    """All that are needed: {0} is the release, {1} the same without the architecture."""
+
+    hint: str
+    """What to look at if there is none."""
+
+    release: str = ""
+    """Of Debian, if not this machine's, with backports."""
+
+
+ORIGINS = {
+    "6.12": Origin(
+        r"linux-image-(6\.12\.\d+\+deb12(?:\.\d+)?-amd64)-unsigned$",
+        (
+            *("linux-image-{0}-unsigned", "linux-headers-{0}", "linux-headers-{1}-common"),
+            "linux-kbuild-{1}",
+        ),
+        "run apt-get update, check that bookworm-security is among the sources",
+    ),
+    "7.3": Origin(
+        r"linux-binary-(7\.3\.\d+\+deb13(?:\.\d+)?-amd64)$",
+        (
+            *("linux-binary-{0}", "linux-modules-{0}", "linux-base-{0}", "linux-headers-{0}"),
+            *("linux-headers-{1}-common", "linux-kbuild-{1}"),
+        ),
+        "it was in trixie-backports, which may have gone on to another one",
+        release="trixie",
+    ),
+}
+ORIGIN = ORIGINS[VERSION]
 
 
 @dataclass(frozen=True)
@@ -73,20 +113,26 @@ def _age(path: Path) -> float:
 
 
 def _packages(release: str) -> list[str]:
-    abi = release.removesuffix("-amd64")
-    return [
-        f"linux-image-{release}-unsigned",
-        f"linux-headers-{release}",
-        f"linux-headers-{abi}-common",
-        f"linux-kbuild-{abi}",
-        SOURCE,
-    ]
+    names = (release, release.removesuffix("-amd64"))
+    return [*(package.format(*names) for package in ORIGIN.packages), SOURCE]
+
+
+@cache
+def _apt() -> mirror.Apt:
+    """Return apt for another Debian."""
+    return mirror.Apt(ORIGIN.release, DEBIAN / "apt", backports=True)
+
+
+def _cache(*args: str) -> str:
+    """Run the apt-cache that knows the kernel."""
+    return _apt().cache(*args) if ORIGIN.release else shell.output("apt-cache", *args)
 
 
 def _resolve(wanted: str) -> tuple[str, str]:
     """Find the newest release of which all packages have one same version."""
-    names = shell.output("apt-cache", "pkgnames", "linux-image-6.12.").split()
-    found = sorted((match[1] for match in map(IMAGE.match, names) if match), key=Version)
+    names = _cache("pkgnames", ORIGIN.image.partition("(")[0]).split()
+    matches = (re.match(ORIGIN.image, name) for name in names)
+    found = sorted((match[1] for match in matches if match), key=Version)
     for release in reversed(found):
         if wanted and release != wanted:
             continue
@@ -96,23 +142,21 @@ def _resolve(wanted: str) -> tuple[str, str]:
             return release, max(common, key=Version)
     known = ", ".join(found) or "none"
     raise LabError(
-        f"no complete Debian kernel {wanted or '6.12'} in apt (known: {known}); "
-        "run apt-get update, check that bookworm-security is among the sources"
+        f"no complete Debian kernel {wanted or VERSION} in apt (known: {known}); {ORIGIN.hint}"
     )
 
 
 def _versions(packages: list[str]) -> dict[str, set[str]]:
     """Return the versions apt offers of each package, under any architecture."""
     offered: dict[str, set[str]] = {package: set() for package in packages}
-    for line in shell.output("apt-cache", "madison", *packages).splitlines():
+    for line in _cache("madison", *packages).splitlines():
         package, version, *_ = (field.strip() for field in line.split("|"))
         offered[package].add(version)
     return offered
 
 
 def _fetch(kernel: Kernel, version: str) -> None:
-    BUILD.mkdir(exist_ok=True)
-    DEBIAN.mkdir(exist_ok=True)
+    DEBIAN.mkdir(parents=True, exist_ok=True)
     scratch = DEBIAN / f"{kernel.release}.tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
@@ -131,6 +175,9 @@ def _fetch(kernel: Kernel, version: str) -> None:
 
 
 def _download(packages: list[str], into: Path) -> None:
+    if ORIGIN.release:
+        _apt().get("download", *packages, cwd=into)
+        return
     command = ["apt-get", "-q", "download", *packages]
     if subprocess.run(
         command, cwd=into, capture_output=True, stdin=subprocess.DEVNULL
@@ -146,10 +193,17 @@ def _relocate(unpacked: Kernel, final: Kernel) -> None:
     headers = unpacked.root / "usr" / "src" / f"linux-headers-{release}"
     makefile = headers / "Makefile"
     makefile.write_text(makefile.read_text().replace("/usr/src/", f"{final.root}/usr/src/"))
+    if not (lib := unpacked.root / "lib").exists():
+        lib.symlink_to("usr/lib")
     modules = unpacked.root / "lib" / "modules" / release
     for name in ("build", "source"):
         link = modules / name
         target = link.readlink()
-        link.unlink()
-        link.symlink_to(Path("../../..", *target.parts[1:]))
+        if target.is_absolute():
+            link.unlink()
+            link.symlink_to(Path("../../..", *target.parts[1:]))
+    if (image := modules / "vmlinuz").exists():
+        boot = unpacked.root / "boot"
+        boot.mkdir()
+        image.rename(boot / f"vmlinuz-{release}")
     shell.output("depmod", "-b", unpacked.root, release)

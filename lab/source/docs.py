@@ -15,7 +15,7 @@ from lab import shell
 from lab.check import report
 from lab.check.outcome import State
 from lab.error import LabError
-from lab.paths import BUILD, LINUX, ROOT
+from lab.paths import BUILD, LINUX, ROOT, SHARED
 from lab.shell import console, working
 from lab.source import tree
 from lab.source.git import BASE, Git
@@ -23,7 +23,7 @@ from lab.source.git import BASE, Git
 PACKAGES = ("sphinx==8.1.3", "pyyaml==6.0.3")
 DIRECTORIES = "virt/kvm"
 HTML = BUILD / "docs"
-ENVIRONMENT = BUILD / "docs-venv"
+ENVIRONMENT = SHARED / "docs-venv"
 PYTHON = Path("/usr/bin/python3")
 """Debian's, of which setup has seen to it that it makes environments."""
 
@@ -69,7 +69,9 @@ def _install() -> None:
     sphinx = ENVIRONMENT / "bin" / "sphinx-build"
     if sphinx.exists():
         return
-    console.print(f"Installing {', '.join(PACKAGES)} from PyPI into build/{ENVIRONMENT.name}")
+    console.print(
+        f"Installing {', '.join(PACKAGES)} from PyPI into {ENVIRONMENT.relative_to(ROOT)}"
+    )
     try:
         shell.output(PYTHON, "-m", "venv", "--clear", ENVIRONMENT)
         shell.output(ENVIRONMENT / "bin" / "pip", "install", "-q", *PACKAGES)

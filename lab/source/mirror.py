@@ -33,12 +33,15 @@ def sources(release: str, kind: str = "deb", *, backports: bool = False) -> list
 class Apt:
     """apt for a Debian release, which keeps what it knows in a directory of the lab."""
 
-    def __init__(self, release: str, directory: Path, kind: str = "deb") -> None:
+    def __init__(
+        self, release: str, directory: Path, kind: str = "deb", *, backports: bool = False
+    ) -> None:
         self.directory = directory
         for name in ("lists/partial", "archives/partial"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         chosen = directory / "sources.list"
-        chosen.write_text("\n".join(sources(release, kind)) + "\n")
+        lines = sources(release, kind, backports=backports)
+        chosen.write_text("\n".join(lines) + "\n")
         options = (
             f"Dir::Etc::SourceList={chosen}",
             "Dir::Etc::SourceParts=/dev/null",

@@ -1,4 +1,4 @@
-"""Take the commits made in build/linux back into patches/6.12, and copy the new files."""
+"""Take the commits made in build/linux back into patches/, and copy the new files."""
 
 import re
 import shutil
@@ -41,33 +41,33 @@ def refresh() -> None:
         )
     count = copies.write()
     tree.save_state(patches.digest(debian.kernel().release), git.commit())
-    console.print(f"patches/6.12: {len(commits)} patches, {count} new files")
+    console.print(f"{tree.FOLDER}: {len(commits)} patches, {count} new files")
 
 
 def _commits(git: Git) -> list[str]:
     """Return the commits to take, oldest first, once nothing stands against it."""
     if not LINUX.exists():
-        raise LabError("there is no build/linux: make tree first")
+        raise LabError(f"there is no {tree.NAME}: make tree first")
     if reason := tree.unfinished():
         raise LabError(reason)
     if git("merge-base", BASE, "HEAD").strip() != git.commit(BASE):
-        raise LabError(f"the commits in build/linux are not on the tag {BASE}: rebase them")
+        raise LabError(f"the commits in {tree.NAME} are not on the tag {BASE}: rebase them")
     if not tree.state():
-        raise LabError("build/linux was never composed from patches/6.12: make tree first")
+        raise LabError(f"{tree.NAME} was never composed from {tree.FOLDER}: make tree first")
     if tree.state()["inputs"] != patches.digest(debian.kernel().release):
         raise LabError(
-            "patches/6.12 changed since make tree: keep your commits with "
-            "git -C build/linux branch mine, go back to what was composed with git -C "
-            f"build/linux reset --hard {tree.state()['head'][:12]}, make tree, cherry-pick"
+            f"{tree.FOLDER} changed since make tree: keep your commits with "
+            f"git -C {tree.NAME} branch mine, go back to what was composed with git -C "
+            f"{tree.NAME} reset --hard {tree.state()['head'][:12]}, make tree, cherry-pick"
         )
     for commit in git.lines("rev-list", "--reverse", f"{BASE}..HEAD"):
         subject, _, body = git("log", "-1", "--format=%B", commit).partition("\n")
         if re.match(r"(fixup|squash|amend)! ", subject):
             raise LabError(
-                f"build/linux has '{subject}': git -C build/linux rebase -i --autosquash base"
+                f"{tree.NAME} has '{subject}': git -C {tree.NAME} rebase -i --autosquash base"
             )
         if len(git("log", "-1", "--format=%p", commit).split()) > 1:
-            raise LabError(f"build/linux has the merge '{subject}': rebase it into a line")
+            raise LabError(f"{tree.NAME} has the merge '{subject}': rebase it into a line")
         if match := re.search(r"^(diff -|Index: |---( |$)).*", body, flags=re.M):
             raise LabError(
                 f"'{subject}' has the line '{match[0]}': git would end there, indent it"

@@ -15,10 +15,13 @@ from pathlib import Path
 
 from lab import shell
 from lab.error import LabError
-from lab.paths import BUILD, LINUX, ROOT
+from lab.paths import BUILD, LINUX, PATCHES, ROOT
 from lab.shell import console, locked, working
 from lab.source import debian, patches
 from lab.source.git import BASE, BRANCH, IDENTITY, Git
+
+NAME = LINUX.relative_to(ROOT)
+FOLDER = PATCHES.relative_to(ROOT)
 
 STATE = LINUX / ".git" / "lab.json"
 """What was composed: `inputs` (hash over the patch folder) and `head` (the result)."""
@@ -48,13 +51,13 @@ def _compose(kernel: debian.Kernel) -> None:
     git("checkout", "-q", "-B", BRANCH, head)
     save_state(inputs, head)
     count = len(patches.series())
-    console.print(f"build/linux: {kernel.release}, {count} patches on branch {BRANCH}")
+    console.print(f"{NAME}: {kernel.release}, {count} patches on branch {BRANCH}")
 
 
 def ensure() -> None:
     """Have a tree to build: composed, or with the edits a developer has in it."""
     if LINUX.exists() and unsaved():
-        console.print("build/linux has edits of yours: building those", style="yellow")
+        console.print(f"{NAME} has edits of yours: building those", style="yellow")
     else:
         compose()
 
@@ -68,8 +71,8 @@ def unsaved() -> str | None:
     if git.commit() == head:
         return None
     return (
-        "build/linux has commits that are not in patches/6.12: make refresh takes them, "
-        f"git -C build/linux reset --hard {head[:12]} drops them"
+        f"{NAME} has commits that are not in {FOLDER}: make refresh takes them, "
+        f"git -C {NAME} reset --hard {head[:12]} drops them"
     )
 
 
@@ -78,10 +81,10 @@ def unfinished() -> str | None:
     git = Git(LINUX)
     branch = git("rev-parse", "--abbrev-ref", "HEAD").strip()
     if branch != BRANCH:
-        return f"build/linux is not on branch {BRANCH} (a rebase going on?): finish that first"
+        return f"{NAME} is not on branch {BRANCH} (a rebase going on?): finish that first"
     if dirty := git.lines("status", "--porcelain"):
         return (
-            f"build/linux has uncommitted edits ({dirty[0].split()[-1]}, {len(dirty)} in all): "
+            f"{NAME} has uncommitted edits ({dirty[0].split()[-1]}, {len(dirty)} in all): "
             "git commit --fixup or --amend them, then make refresh"
         )
     return None
@@ -101,7 +104,7 @@ def _create(kernel: debian.Kernel) -> None:
     scratch = BUILD / "linux.tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    with working(f"Unpacking the source of {kernel.release} to build/linux"):
+    with working(f"Unpacking the source of {kernel.release} to {NAME}"):
         shell.output("tar", "-xf", kernel.source, "-C", scratch, "--strip-components=1")
     with working("Making it a git repository"):
         _let_git_see_all(scratch / ".gitignore")
@@ -165,6 +168,6 @@ def _does_not_apply(patch: Path, message: str) -> str:
     place = re.search(r"error: patch failed: (\S+)|error: (\S+):", message)
     where = next((group for group in place.groups() if group), "") if place else ""
     return (
-        f"{patch.name} does not apply{' at ' + where if where else ''}; build/linux is as "
+        f"{patch.name} does not apply{' at ' + where if where else ''}; {NAME} is as "
         f"it was. Mend the hunk in {patch.relative_to(ROOT)}, then make tree again"
     )

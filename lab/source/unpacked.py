@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import shell
-from lab.paths import BUILD
+from lab.paths import SHARED
 from lab.source import mirror
 
 
@@ -26,7 +26,7 @@ class Unpacked:
     @property
     def root(self) -> Path:
         """Where its files are, at the paths that Debian gives them."""
-        return BUILD / self.name
+        return SHARED / self.name
 
     @property
     def libraries(self) -> Path:
@@ -48,7 +48,7 @@ class Unpacked:
 
     def ensure(self) -> None:
         """Fetch and unpack it, unless it is there."""
-        with shell.locked(self.name):
+        with shell.locked(self.name, SHARED):
             if not self.root.exists():
                 self._unpack()
 
@@ -85,7 +85,7 @@ class Qemu(Unpacked):
         self.ensure()
         script = self.root / "qemu-system-x86_64"
         where = [word for place in self.firmware for word in ("-L", place)]
-        with shell.locked(self.name):
+        with shell.locked(self.name, SHARED):
             if not script.exists():
                 self.write_script(script, "usr/bin/qemu-system-x86_64", *where)
         return script

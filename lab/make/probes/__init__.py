@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from lab import shell
+from lab.make import root
 from lab.paths import BUILD
 from lab.shell import locked
 from lab.source import debian
@@ -30,7 +31,8 @@ def build() -> None:
             return
         for name in _SOURCES:
             shutil.copyfile(Path(__file__).parent / name, _DIRECTORY / name)
-        shell.build("probes", "make", "-C", kernel.headers, f"M={_DIRECTORY}", "modules")
+        make = ("make", "-C", kernel.headers, f"M={_DIRECTORY}", "modules")
+        shell.build("probes", *root.command(*make))
         built.write_text(_wanted(kernel.release))
 
 

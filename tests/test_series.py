@@ -1,0 +1,71 @@
+"""The series that SERIES= chooses."""
+
+import os
+import subprocess
+import sys
+import unittest
+from unittest import mock
+
+from lab import __main__ as lab
+from lab import paths
+from lab.paths import ROOT
+
+SHOW = "from lab import paths; print(paths.PATCHES, paths.BUILD, paths.VENV_BIN)"
+
+
+def chosen(name: str) -> subprocess.CompletedProcess[str]:
+    """Import with a choice, as make hands it over."""
+    return subprocess.run(
+        [sys.executable, "-c", SHOW],
+        cwd=ROOT,
+        env={**os.environ, "SERIES": name},
+        capture_output=True,
+        text=True,
+    )
+
+
+class Paths(unittest.TestCase):
+    """Where things are."""
+
+    def test_side_by_side(self) -> None:
+        for name, build in (("", "build"), ("6.12", "build"), ("7.3", "build/7.3")):
+            patches = ROOT / "patches" / (name or "6.12")
+            told = f"{patches} {ROOT / build} {ROOT}/build/venv/bin\n"
+            self.assertEqual(chosen(name).stdout, told)
+
+    def test_unknown(self) -> None:
+        done = chosen("6.1")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr, "lab: no series 6.1: SERIES is 6.12 or 7.3\n")
+
+
+class NotYet(unittest.TestCase):
+    """What a series has not is told, and the rest is left alone."""
+
+    def told(self, command: str, version: str, *patches: str) -> str:
+        with (
+            mock.patch.object(paths, "VERSION", version),
+            mock.patch.object(lab.patches, "series", lambda: patches),
+        ):
+            return lab.not_yet(command)
+
+    def test_what_there_is(self) -> None:
+        for command in ("deb", "test", "tree"):
+            self.assertEqual(self.told(command, "6.12", "0001-x.patch"), "")
+        for command in ("check", "tree"):
+            self.assertEqual(self.told(command, "7.3", "0001-x.patch"), "")
+        for command in lab.WITHOUT_PATCHES:
+            self.assertEqual(self.told(command, "7.3"), "")
+
+    def test_what_there_is_not(self) -> None:
+        self.assertIn("only, not 7.3 yet", self.told("deb", "7.3", "0001-x.patch"))
+        self.assertIn("has no patch yet", self.told("check", "7.3"))
+
+    def test_all_are_commands(self) -> None:
+        known = lab.parser().format_help()
+        for command in (*lab.FOR_ONE, *lab.WITHOUT_PATCHES):
+            self.assertRegex(known, rf"\n +{command}\s")
+
+
+if __name__ == "__main__":
+    unittest.main()
