@@ -262,6 +262,21 @@ class Copies(Scratch):
         self.assertFalse((self.root / "virt").exists())
         copies.check()
 
+    def test_of_the_newest_series_that_has_patches(self) -> None:
+        """An older one, which is worked on, leaves them alone."""
+        newer = self.root / "patches/7.3"
+        newer.mkdir()
+        (newer / "series").write_text("# none yet\n")
+        copies.check()
+        only = max(self.patches.glob("*.patch"))
+        text = only.read_text().replace("+new\n", "+newer\n")
+        (newer / only.name).write_text(text)
+        (newer / "series").write_text(f"{only.name}\n")
+        self.refuses(copies.check, NEW)
+        refresh.refresh()
+        self.assertEqual((self.root / NEW).read_text(), "newer\n")
+        copies.check()
+
 
 class Parts(Scratch):
     """What is mailed, each with a cover letter."""

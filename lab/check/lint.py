@@ -15,7 +15,6 @@ def lint() -> None:
     looks = ((ruff, "check", "--quiet", "lab"), (ruff, "format", "--quiet", "--check", "lab"))
     if sum(subprocess.run(look, cwd=ROOT).returncode for look in looks):
         raise LabError("ruff objects to lab/: ruff check --fix, ruff format")
-    # As build/linux is; the series must have been taken back from there.
     copies.check()
     modules.build()
     sparse.check()

@@ -1,39 +1,39 @@
-"""The new files of the series, at their kernel paths in the repository, for people to read.
+"""The new files of the newest series, at their kernel paths in the repository, to be read.
 
 What is true is in the patches. A copy is written by `make refresh`, and edited nowhere.
 """
 
+import re
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lab.error import LabError
-from lab.paths import LINUX, ROOT
-from lab.source.git import BASE, Git
+from lab.paths import ROOT
+from lab.source import patches
+from lab.source.git import Git
 
 FOLDERS = ("arch", "Documentation", "include", "tools", "virt")
 """Those of the kernel; in the repository they hold copies only."""
 
-
-def names(git: Git) -> set[str]:
-    """Return the kernel paths of the files that the commits in build/linux add."""
-    return set(
-        git.lines("diff", "--name-only", "--no-renames", "--diff-filter=A", BASE, "HEAD")
-    )
+_CREATED = re.compile(r"^ create mode \d+ (.+)$", re.M)
 
 
 def write() -> int:
-    """Have the files as build/linux has them, and no others; return how many."""
-    git = Git(LINUX)
-    new = names(git)
-    for name in _present() - new:
-        _remove(ROOT / name)
-    for name in new:
-        source, target = git.tree / name, ROOT / name
-        if _differ(source, target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-            target.chmod(0o755 if _is_executable(source) else 0o644)
-    return len(new)
+    """Have the files as the newest series has them, and no others; return how many."""
+    with _made() as made:
+        new = _files(made)
+        for name in _present() - new:
+            _remove(ROOT / name)
+        for name in new:
+            source, target = made / name, ROOT / name
+            if _differ(source, target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+                target.chmod(0o755 if _is_executable(source) else 0o644)
+        return len(new)
 
 
 def check() -> None:
@@ -44,10 +44,10 @@ def check() -> None:
 
 def wrong() -> str:
     """Return what is wrong with the copies, "" if nothing is."""
-    git = Git(LINUX)
-    new = names(git)
-    found = _present() ^ new
-    found |= {name for name in new - found if _differ(git.tree / name, ROOT / name)}
+    with _made() as made:
+        new = _files(made)
+        found = _present() ^ new
+        found |= {name for name in new - found if _differ(made / name, ROOT / name)}
     if not found:
         return ""
     return (
@@ -56,9 +56,27 @@ def wrong() -> str:
     )
 
 
+@contextmanager
+def _made() -> Iterator[Path]:
+    """Have a directory with what the patches make of files that they add."""
+    with tempfile.TemporaryDirectory() as scratch:
+        git, new = Git(Path(scratch)), set()
+        git("init", "-q")
+        for patch in patches.newest():
+            new |= set(_CREATED.findall(git("apply", "--allow-empty", "--summary", patch)))
+            if only := [f"--include={name}" for name in sorted(new)]:
+                git("apply", "--allow-empty", "--whitespace=nowarn", *only, patch)
+        shutil.rmtree(git.tree / ".git")
+        yield git.tree
+
+
+def _files(directory: Path) -> set[str]:
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)) for path in found}
+
+
 def _present() -> set[str]:
-    found = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
-    return {str(path.relative_to(ROOT)) for path in found if path.is_file()}
+    return {f"{name}/{file}" for name in FOLDERS for file in _files(ROOT / name)}
 
 
 def _differ(source: Path, target: Path) -> bool:

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from lab.error import LabError
-from lab.paths import PATCHES, ROOT, SERIES
+from lab.paths import PATCHES, ROOT, VERSIONS
 
 
 def read(path: Path) -> str:
@@ -17,16 +17,24 @@ def write(path: Path, text: str) -> None:
     path.write_bytes(text.encode(errors="surrogateescape"))
 
 
-def series() -> list[Path]:
-    """Return the patches in order."""
-    if not SERIES.exists():
+def series(folder: Path | None = None) -> list[Path]:
+    """Return the patches in order, of the chosen series or of the one in a folder."""
+    folder = folder or PATCHES
+    listed = folder / "series"
+    if not listed.exists():
         return []
-    names = (line.partition("#")[0].strip() for line in SERIES.read_text().splitlines())
-    patches = [PATCHES / name for name in names if name]
+    names = (line.partition("#")[0].strip() for line in listed.read_text().splitlines())
+    patches = [folder / name for name in names if name]
     for patch in patches:
         if not patch.exists():
-            raise LabError(f"{SERIES.relative_to(ROOT)} names {patch.name}: no such patch")
+            raise LabError(f"{listed.relative_to(ROOT)} names {patch.name}: no such patch")
     return patches
+
+
+def newest() -> list[Path]:
+    """Return the patches of the series for the newest kernel that there is one for."""
+    folders = (ROOT / "patches" / version for version in reversed(VERSIONS))
+    return next(filter(None, map(series, folders)), [])
 
 
 def digest(release: str) -> str:
