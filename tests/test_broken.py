@@ -11,25 +11,26 @@ from lab.check import broken
 from lab.check.outcome import State
 from lab.error import LabError
 from lab.machine.result import Command, Result, Run
-from lab.paths import LINUX, ROOT
+from lab.paths import LINUX, ROOT, VERSION, VERSIONS
 from lab.source import tree
+from tests import source_of
 
 _FAILED = "==== Test Assertion Failure ====\n  x86_64/a_test.c:7: a == b\n  pid=1\n  a is 3\n"
 
 
+@unittest.skipUnless(VERSIONS[0] == VERSION, "they are of the oldest series")
 class Patches(unittest.TestCase):
     """Of tests/broken."""
 
     def test_each_applies_and_names_a_test(self) -> None:
         """To the sources as they are; the test is in the series, or in the kernel."""
         tree.ensure()
-        source = LINUX / "tools/testing/selftests/kvm"
         for entry in broken.load():
             with self.subTest(entry.promise):
                 broken.apply(entry, LINUX, "--dry-run")
                 for command in entry.commands:
                     program = command.name.split()[0]
-                    self.assertTrue((source / f"{program}.c").exists(), program)
+                    self.assertTrue(source_of(program).exists(), program)
 
     def test_what_does_not_fit_or_is_not_said_is_refused(self) -> None:
         """Each is an error that names the file."""

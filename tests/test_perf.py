@@ -14,7 +14,7 @@ from lab.check.outcome import State
 from lab.error import LabError
 from lab.measure import perf
 from lab.measure.perf import DEMAND, DIRTY_LOG, MEMSLOT, OURS, STOCK, Figure, Run
-from lab.paths import ROOT
+from lab.paths import PATCHES
 
 PRINTED = """\
 Test iterations: 2
@@ -143,9 +143,7 @@ Modify memslots time: 0.000080000s
 
     def test_the_phases_are_called_as_the_tests_call_them(self) -> None:
         """The series' patches have what they add."""
-        patches = "".join(
-            path.read_text() for path in (ROOT / "patches" / "6.12").glob("*.patch")
-        )
+        patches = "".join(path.read_text() for path in PATCHES.glob("*.patch"))
         for told in (
             "Fault in host memory time: ",
             "Map memory time: ",

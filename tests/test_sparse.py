@@ -47,6 +47,11 @@ class Parse(unittest.TestCase):
         self.assertEqual(found["include/linux/rcupdate.h", "imbalance"], 1)
         self.assertEqual(found.total(), 4)
 
+    def test_relative_places(self) -> None:
+        """As seen from where newer kernels compile."""
+        relative = PRINTED.replace("/somewhere/kmod/arch/x86/kvm/", "")
+        self.assertEqual(sparse.parse(relative, TREE), sparse.parse(PRINTED, TREE))
+
 
 class Judge(unittest.TestCase):
     """What stock does not have."""

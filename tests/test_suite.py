@@ -19,7 +19,7 @@ from lab.check.tests import Test
 from lab.error import LabError
 from lab.machine import npt
 from lab.machine.result import KILLED, Command, Result, Run
-from lab.paths import LINUX
+from tests import source_of
 
 PASSED, FAILED, SKIPPED = State
 TEST = Test("some_test", ("some_test",))
@@ -145,9 +145,8 @@ class Expected(unittest.TestCase):
         self.assertIs(self.found("global_tdp_thread_test", "ept", 0, output), FAILED)
 
     def test_each_is_of_a_test_and_of_what_some_machine_lacks(self) -> None:
-        source = LINUX / "tools/testing/selftests/kvm/x86_64"
         for skip in tests.SKIPS:
-            text = (source / f"{skip.program}.c").read_text()
+            text = source_of(f"x86_64/{skip.program}").read_text()
             self.assertIn(skip.said.removeprefix("No /proc/thread-self/"), text)
             self.assertTrue(any(skip.lack in lacking for lacking in tests.LACKS.values()))
 
@@ -204,7 +203,7 @@ class Chosen(unittest.TestCase):
 
     def test_parts_that_go_by_the_parameter(self) -> None:
         follow = tests.by_parameter(["global_tdp_follow_test"])[0]
-        source = LINUX / "tools/testing/selftests/kvm/x86_64/global_tdp_follow_test.c"
+        source = source_of("x86_64/global_tdp_follow_test")
         self.assertEqual(source.read_text().count(f'{{ "{follow.argv[-1]}'), 1)
 
 

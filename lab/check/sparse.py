@@ -16,7 +16,7 @@ from pathlib import Path
 from lab import shell
 from lab.error import LabError
 from lab.make import modules
-from lab.paths import BUILD, KMOD, LINUX
+from lab.paths import BUILD, KMOD, LINUX, VERSION
 from lab.shell import console, working
 from lab.source import debian
 from lab.source.git import BASE, Git
@@ -28,36 +28,42 @@ _FLAGS = (
     *("-D__linux__", "-Dlinux", "-D__STDC__", "-Dunix", "-D__unix__", "-D__x86_64__"),
     *("--arch=x86", "-m64", "-mlittle-endian"),
     *("-Wbitwise", "-Wno-return-void", "-Wno-unknown-attribute", "-fmax-warnings=unlimited"),
+    *("-D__typeof_unqual__=__typeof__", "-D__builtin_strlen(text)=(sizeof(text)-1)"),
 )
-"""As the kernel's Makefile has them, and no end after the first hundred."""
+"""As the kernel's Makefile has them, and no end after the first hundred; and what newer kernels
+have in headers, and sparse does not know, or not as a constant."""
 
 _WARNING = re.compile(r"^(\S+):\d+:\d+: warning: (.*)$", re.M)
 _ERROR = re.compile(r"^\S+:\d+:\d+: error: .*$", re.M)
 _HEADERS = re.compile(r".*/linux-headers-[^/]*/")
 
-ACCEPTED = {
-    # guard() unlocks by a cleanup attribute, of which sparse knows nothing.
-    (
-        "arch/x86/kvm/mmu/gtdp_pass.c",
-        "context imbalance in 'gtdp_pass_batch' - wrong count at exit",
-    ),
-    (
-        "arch/x86/kvm/mmu/global_tdp.c",
-        "context imbalance in 'gtdp_populate_batch' - wrong count at exit",
-    ),
-    # tdp_mmu_iter_cond_resched(), which is inlined, drops the caller's lock for a writer.
-    (
-        "arch/x86/kvm/mmu/tdp_mmu.c",
-        "context imbalance in '__tdp_mmu_zap_root' - unexpected unlock",
-    ),
-    # __kvm_handle_hva_range() locks once it has found a memslot; it is inlined, and stock
-    # has this of each of its callers, too.
-    (
-        "virt/kvm/kvm_main.c",
-        "context imbalance in 'kvm_mmu_invalidate_shared' - different lock contexts for basic"
-        " block",
-    ),
+_ACCEPTED = {
+    "6.12": {
+        # guard() unlocks by a cleanup attribute, of which sparse knows nothing.
+        (
+            "arch/x86/kvm/mmu/gtdp_pass.c",
+            "context imbalance in 'gtdp_pass_batch' - wrong count at exit",
+        ),
+        (
+            "arch/x86/kvm/mmu/global_tdp.c",
+            "context imbalance in 'gtdp_populate_batch' - wrong count at exit",
+        ),
+        # tdp_mmu_iter_cond_resched(), which is inlined, drops the caller's lock for a writer.
+        (
+            "arch/x86/kvm/mmu/tdp_mmu.c",
+            "context imbalance in '__tdp_mmu_zap_root' - unexpected unlock",
+        ),
+        # __kvm_handle_hva_range() locks once it has found a memslot; it is inlined, and stock
+        # has this of each of its callers, too.
+        (
+            "virt/kvm/kvm_main.c",
+            "context imbalance in 'kvm_mmu_invalidate_shared' - different lock contexts"
+            " for basic block",
+        ),
+    },
+    "7.3": set(),
 }
+ACCEPTED = _ACCEPTED[VERSION]
 """What the series has and stock has not, though nothing is wrong."""
 
 Warnings = Counter[tuple[str, str]]
@@ -133,17 +139,19 @@ def _most(found: Iterable[Warnings]) -> Warnings:
 
 def _look_at(tree: Path, name: str) -> Warnings:
     command = _arguments(name, tree)
+    # Newer kernels have it compiled by a relative path, where the sources are.
+    relative = not command[-1].startswith("/")
     done = subprocess.run(
         ["sparse", *_FLAGS, *command],
-        cwd=debian.kernel().headers,
+        cwd=tree / modules.SOURCES[0] if relative else debian.kernel().headers,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         errors="replace",
     )
-    if done.returncode:
-        # It gives up on the file then: no warning would mean nothing.
-        error = _ERROR.search(done.stderr)
+    error = _ERROR.search(done.stderr)
+    if done.returncode or error:
+        # It warns of nothing more then.
         raise LabError(f"sparse: {error[0] if error else f'failed on {tree / name}'}")
     return parse(done.stderr, tree)
 
@@ -172,7 +180,8 @@ def parse(text: str, tree: Path) -> Warnings:
 
 
 def _place(path: str, tree: Path) -> str:
-    resolved = Path(path).resolve() if path.startswith("/") else Path(path)
-    if resolved.is_relative_to(tree.resolve()):
-        return str(resolved.relative_to(tree.resolve()))
+    # An absolute path stays as it is.
+    resolved, top = (tree / modules.SOURCES[0] / path).resolve(), tree.resolve()
+    if resolved.is_relative_to(top):
+        return str(resolved.relative_to(top))
     return _HEADERS.sub("", str(resolved))

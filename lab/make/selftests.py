@@ -11,7 +11,7 @@ from lab.source import tree
 SOURCE = "tools/testing/selftests/kvm"
 OF_X86 = "x86_64"
 """The directory of those for x86, as 6.12 calls it; where it is called x86, that is a link."""
-_NEW_NAME = "x86"
+NEW_NAME = "x86"
 HEADERS = BUILD / "headers"
 """Where the kernel's user headers go: outside of the tree, which stays clean."""
 PATIENCE = Path(__file__).with_name("patience.h")
@@ -35,9 +35,9 @@ def _build() -> None:
 def compile_in(linux: Path, headers: Path, into: Path, log: str = "selftests") -> None:
     """Build those of a kernel tree; the log is build/LOG.log."""
     into.mkdir(exist_ok=True)
-    if (linux / SOURCE / _NEW_NAME).exists() and not (into / _NEW_NAME).exists():
+    if (linux / SOURCE / NEW_NAME).exists() and not (into / NEW_NAME).exists():
         (into / OF_X86).mkdir()
-        (into / _NEW_NAME).symlink_to(OF_X86)
+        (into / NEW_NAME).symlink_to(OF_X86)
     make = ("make", "-C", linux, f"O={headers}", "ARCH=x86", "-j2")
     shell.build("headers", *root.command(*make, "headers"))
     flags = f"USERCFLAGS=-include {PATIENCE}"
