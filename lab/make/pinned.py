@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from lab import shell
-from lab.make.selftests import HEADERS, SOURCE
+from lab.make import root
+from lab.make.selftests import HEADERS, NEW_NAME, OF_X86, SOURCE
 from lab.paths import BUILD, LINUX, SELFTESTS
 
 PROGRAM = BUILD / "pinned" / "pinned"
@@ -22,10 +23,10 @@ def build() -> None:
     PROGRAM.parent.mkdir(exist_ok=True)
     # In this order: what the tools have of the kernel's headers hides what users have.
     tools = LINUX / "tools"
-    own = ("include", "arch/x86/include")
-    included = [f"-I{tools / path}" for path in own]
-    included += [f"-I{SOURCE / path}" for path in ("include", "include/x86_64", "..")]
+    included = [f"-I{tools / path}" for path in ("include", "arch/x86/include")]
+    of_tests = ("include", f"include/{OF_X86}", f"include/{NEW_NAME}", "..")
+    included += [f"-I{LINUX / SOURCE / path}" for path in of_tests]
     included += ["-isystem", HEADERS / "usr/include"]
     library = sorted((SELFTESTS / "lib").rglob("*.o"))
     command = ("gcc", *_FLAGS, *included, "-o", PROGRAM, _SOURCE, *library)
-    shell.build("pinned", *command)
+    shell.build("pinned", *root.command(*command))
