@@ -12,7 +12,7 @@ from lab.check.tools import CHECKS as TOOL_CHECKS
 from lab.error import LabError
 from lab.machine.result import Command
 from lab.make import probes, selftests
-from lab.paths import ROOT, SELFTESTS, VENV_BIN
+from lab.paths import ROOT, SELFTESTS, VENV_BIN, VERSION, VERSIONS
 from lab.source.unpacked import Unpacked
 
 BPFTRACE = Unpacked("bpftrace", ("bpftrace",))
@@ -43,6 +43,7 @@ _ARGUMENTS: dict[str, list[tuple[str, ...]]] = {
     "memslot_modification_stress_test": [("-i", "20")],
     # But for the last, RW: it was not done with its memory in the 10 s that it then was given.
     "memslot_perf_test": [("-l", "1", "-s", "64", "-e", "4")],
+    "mmu_stress_test": [("-c", "2", "-m", "1", "-s", "1")],
     "x86_64/dirty_log_page_splitting_test": [("-b", "64M")],
 }
 """Sizes for an emulated CPU; every element is a run of its own. Others run bare."""
@@ -61,7 +62,10 @@ vCPUs run, in each of the ways, and with a dirty ring that gets full: they fail 
 to be mapped is not. access_tracking_perf_test can do so, too, but Debian's kernel has no
 /sys/kernel/mm/page_idle."""
 
-_SLOW = {"set_memory_region_test", "kvm_create_max_vcpus", "x86_64/hyperv_tlb_flush"}
+_SLOW = {
+    *("set_memory_region_test", "kvm_create_max_vcpus", "x86_64/hyperv_tlb_flush"),
+    "x86_64/save_restore_pf_stress_test",
+}
 
 _SCRIPTS = {"x86_64/nx_huge_pages_test": "x86_64/nx_huge_pages_test.sh"}
 """Programs that want the shell script beside them to be run."""
@@ -182,12 +186,13 @@ _EMULATION = dict.fromkeys(
     (
         "debug_regs",
         "monitor_mwait_test",
+        "msrs_test",
         "nested_exceptions_test",
         "svm_nested_soft_inject_test",
     ),
     "the emulated CPU is not like a real one",
 )
-"""Tests that fail on stock modules, and why: not worth repeating."""
+"""Tests that fail on stock modules, and why: not worth repeating; of either kernel."""
 
 _HANGS = {"xen_shinfo_test": "kvm_vcpu_halt kvm_xen_hypercall"}
 """Tests that hang on stock modules, too, now and then, on a busy host, and in which functions,
@@ -204,6 +209,9 @@ class Skip:
     said: str
     lack: str
     """What its machine has not: one of LACKS."""
+
+    of: tuple[str, ...] = VERSIONS
+    """The kernels whose series has it."""
 
     @property
     def program(self) -> str:
@@ -299,7 +307,11 @@ def ours(wanted: Sequence[str] = ()) -> list[Test]:
 def expect(outcome: Outcome, machine: str) -> Outcome:
     """Return what came of a test of the series: failed if it skips what that machine has."""
     test = outcome.name.partition(",")[0]
-    may = [skip for skip in SKIPS if skip.program == test and skip.lack in LACKS[machine]]
+    may = [
+        skip
+        for skip in SKIPS
+        if skip.program == test and skip.lack in LACKS[machine] and VERSION in skip.of
+    ]
     if outcome.state is State.SKIPPED:
         why = [_WITHOUT[skip.lack] for skip in may if outcome.reason.startswith(skip.said)]
         return (
