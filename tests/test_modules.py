@@ -48,6 +48,23 @@ class Lock(unittest.TestCase):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+class Cache(unittest.TestCase):
+    """Of compiled files."""
+
+    def test_a_header_that_comes_in_front_is_seen(self) -> None:
+        scratch = Path(self.enterContext(TemporaryDirectory()))
+        for name in ("front", "stock", "cache"):
+            (scratch / name).mkdir()
+        (scratch / "a.c").write_text("#include <value.h>\nint value = VALUE;\n")
+        compiler = ("ccache", "gcc", "-Ifront", "-Istock", "-c", "a.c", "-o")
+        variables = ("env", modules.CCACHE, f"CCACHE_DIR={scratch / 'cache'}")
+        for directory, value in (("stock", 1), ("front", 2)):
+            (scratch / directory / "value.h").write_text(f"#define VALUE {value}\n")
+            subprocess.run((*variables, *compiler, f"{value}.o"), cwd=scratch, check=True)
+        stock, ours = ((scratch / f"{value}.o").read_bytes() for value in (1, 2))
+        self.assertFalse(stock == ours, "the object is the one from before")
+
+
 class Flags(unittest.TestCase):
     """Of the modules with assertions, and of no other."""
 

@@ -39,6 +39,10 @@ CHECKS = (
     "-g0",
 )
 """What the compiler is told for build/checked."""
+CCACHE = "CCACHE_NODIRECT=1"
+"""Has ccache look at what the preprocessor makes. Otherwise it looks whether source and headers
+are as they were, and does not see that another has come to front/, which comes first."""
+
 # Changed files that the modules do not need, and those they could not have.
 ELSEWHERE = re.compile(r"(arch/x86/include|include|tools|Documentation|samples)/|[A-Z]+$")
 
@@ -76,9 +80,10 @@ def compile_in(
     if checked:
         # It is made of the debug information, which these don't have.
         options.append("CONFIG_DEBUG_INFO_BTF_MODULES=")
-    make = ("make", "-C", debian.kernel().headers, f"M={mirrored / 'arch/x86/kvm'}", "-j2")
+    make = ("env", CCACHE, "make", "-C", debian.kernel().headers, "-j2")
     options.append(f"CONFIG_KVM_WERROR={'y' if werror else 'n'}")
-    shell.build(log, *root.command(*make, *options, "modules"))
+    where = f"M={mirrored / 'arch/x86/kvm'}"
+    shell.build(log, *root.command(*make, where, *options, "modules"))
 
 
 def mirror(into: Path, *, checked: bool = False, linux: Path = LINUX) -> None:
