@@ -302,6 +302,11 @@ class Parts(Scratch):
         self.assertRegex(letter, r"(?s)\[PATCH 0/2\] The new\n\nWhat\.\n.*Add the new")
         self.assertNotIn("Change the old", letter)
 
+    def test_no_cover(self) -> None:
+        for cover in (self.patches / "covers").glob("*.txt"):
+            cover.unlink()
+        self.refuses(series.export, "covers has no letter")
+
     def test_no_such_patch(self) -> None:
         self.cover("1-old", "Subject: The old\nLast: KVM: Another\n\nWhy.\n")
         self.refuses(series.export, "there are 0 patches 'KVM: Another'")

@@ -57,6 +57,8 @@ def parts() -> Iterator[Part]:
     commits = [line.partition(" ")[::2] for line in log]
     after = git.commit(BASE)
     covers = sorted(COVERS.glob("*.txt"))
+    if commits and not covers:
+        raise LabError(f"{COVERS.relative_to(ROOT)} has no letter: one a part, NAME.txt")
     for cover in covers:
         where = cover.relative_to(ROOT)
         letter = HeaderParser().parsestr(cover.read_text())
