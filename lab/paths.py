@@ -16,6 +16,9 @@ VERSION = os.environ.get("SERIES") or VERSIONS[0]
 if VERSION not in VERSIONS:
     sys.exit(f"lab: no series {VERSION}: SERIES is {' or '.join(VERSIONS)}")
 
+DOCUMENTED = VERSIONS[0] == VERSION
+"""Whether the figures in docs/ are of it, so far."""
+
 PATCHES = ROOT / "patches" / VERSION
 SERIES = PATCHES / "series"
 COVERS = PATCHES / "covers"

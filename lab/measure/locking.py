@@ -31,7 +31,7 @@ from lab.error import LabError
 from lab.machine import npt, params, runs
 from lab.machine.result import TIMED_OUT
 from lab.make import modules, selftests
-from lab.paths import BUILD, ROOT, SELFTESTS
+from lab.paths import BUILD, DOCUMENTED, ROOT, SELFTESTS
 from lab.shell import console
 from lab.source import debian
 
@@ -263,7 +263,7 @@ def conclude(figures: Sequence[Figure], args: argparse.Namespace) -> Iterator[Ve
         words = ", ".join(map(str, missing[0]))
         raise LabError(f"the benchmark has {len(missing)} figures too few: {words} MiB")
     yield from judge(known)
-    if "alone" in args.modes and _is_whole(args):
+    if DOCUMENTED and "alone" in args.modes and _is_whole(args):
         wrong = list(untrue(DOCUMENT.read_text(), known))
         text = f"holds in {DOCUMENT.relative_to(ROOT)}, stock's at {min(SIZES)} MiB"
         yield Verdict(f"{text}: {'; '.join(wrong) or 'as measured'}", not wrong)
