@@ -17,6 +17,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@echo '  SERIES=7.3 with any of these is about Linux 7.3, not 6.12; KVER=RELEASE about one release of it'
 
 setup: $(stamp) ## install what is needed from Debian and PyPI (done by every other target)
 

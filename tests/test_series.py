@@ -1,13 +1,17 @@
 """The series that SERIES= chooses."""
 
+import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
+from pathlib import Path
 from unittest import mock
 
 from lab import __main__ as lab
 from lab import paths
+from lab.error import LabError
 from lab.paths import ROOT
 
 SHOW = "from lab import paths; print(paths.PATCHES, paths.BUILD, paths.VENV_BIN)"
@@ -65,6 +69,24 @@ class NotYet(unittest.TestCase):
         known = lab.parser().format_help()
         for command in (*lab.FOR_ONE, *lab.WITHOUT_PATCHES):
             self.assertRegex(known, rf"\n +{command}\s")
+
+
+class Clean(unittest.TestCase):
+    """What is removed is of the chosen series alone."""
+
+    def test_another_series_is_in_it(self) -> None:
+        shared = Path(self.enterContext(tempfile.TemporaryDirectory()), "build")
+        newer = shared / "7.3"
+        newer.mkdir(parents=True)
+        for build, left in ((shared, True), (newer, True), (shared, False)):
+            known = {"SHARED": shared, "BUILD": build, "LINUX": build / "linux"}
+            with mock.patch.multiple(paths, **known):
+                if build == shared and newer.exists():
+                    with self.assertRaisesRegex(LabError, "make clean SERIES=7.3 first"):
+                        lab._clean(argparse.Namespace())
+                else:
+                    lab._clean(argparse.Namespace())
+            self.assertEqual(shared.exists(), left)
 
 
 if __name__ == "__main__":
