@@ -22,7 +22,8 @@ KILLED = 128 + 9
 """Status of a command that did not end in time."""
 
 _RS = b"\x1e"
-_MARK = re.compile(rb"\x1elab: (\w+) ?([^\n\r]*)\r?\n")
+_MARK = re.compile(rb"\x1elab: (\w+) ?([^\n\r]*)(?:\r?\n|\r(?=[^\n]))")
+"""On Bochs, the kernel may speak between the two characters that end a line."""
 
 
 @dataclass(frozen=True)
