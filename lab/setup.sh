@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.." || exit 1
 log=build/setup.log
 case ${SERIES:-6.12} in # directory, GB that it takes
 6.12) own=build needed=12 ;;
-7.3) own=build/7.3 needed=8 ;;
+7.3) own=build/7.3 needed=10 ;;
 *)
 	echo "lab: no series $SERIES: SERIES is 6.12 or 7.3" >&2
 	exit 1
