@@ -48,6 +48,25 @@ class Lock(unittest.TestCase):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+class Front(unittest.TestCase):
+    """Headers that the series changes."""
+
+    def test_none_is_left(self) -> None:
+        scratch = Path(self.enterContext(TemporaryDirectory()))
+        linux, front = scratch / "linux", scratch / "kmod/front"
+        name, stale = "include/linux/kvm_host.h", scratch / "kmod/virt/kvm/a.o"
+        for path in (linux / name, stale):
+            path.parent.mkdir(parents=True)
+            path.write_text("")
+        for names in ([name], []):
+            modules._mirror_headers(front, linux, names)
+            self.assertEqual((front / name).exists(), bool(names))
+            self.assertFalse(stale.exists())
+            for directory in modules.FRONT:
+                self.assertTrue((front / directory).is_dir(), directory)
+            stale.write_text("")
+
+
 class Cache(unittest.TestCase):
     """Of compiled files."""
 

@@ -129,15 +129,16 @@ def _makefile(source: Path, *, checked: bool) -> str:
 
 def _mirror_headers(front: Path, linux: Path, names: Iterable[str]) -> None:
     wanted = {front / name: linux / name for name in names}
-    for directory in FRONT:
-        (front / directory).mkdir(parents=True, exist_ok=True)
     present = {path for path in front.rglob("*") if path.is_file()}
     if present != set(wanted):
         # What was built has another header on record for these: start over.
-        shutil.rmtree(front)
+        shutil.rmtree(front, ignore_errors=True)
         for source in SOURCES:
             for stale in (front.parent / source).rglob("*.o"):
                 stale.unlink()
+    # Those of tracepoints are found as seen from one of these, also if it is empty.
+    for directory in FRONT:
+        (front / directory).mkdir(parents=True, exist_ok=True)
     for target, origin in wanted.items():
         _write(target, origin.read_text())
 
