@@ -347,7 +347,7 @@ void kvm_gtdp_forbid(struct kvm *kvm)
 	if (kvm->arch.gtdp)
 		gtdp_turn_off(kvm);
 }
-EXPORT_SYMBOL_GPL(kvm_gtdp_forbid);
+EXPORT_SYMBOL_FOR_KVM_INTERNAL(kvm_gtdp_forbid);
 
 void kvm_gtdp_pre_destroy_vm(struct kvm *kvm)
 {

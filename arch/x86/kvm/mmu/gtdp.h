@@ -180,9 +180,10 @@ struct kvm_gtdp {
 	bool was_urgent;
 };
 
+/* What faults map of a slot with a guest_memfd need not be what is at its hva. */
 static inline bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
 {
-	return slot->id < KVM_USER_MEM_SLOTS;
+	return slot->id < KVM_USER_MEM_SLOTS && !kvm_slot_has_gmem(slot);
 }
 
 static inline struct kvm_gtdp_region *gtdp_region(const struct kvm_memory_slot *slot, gfn_t gfn)

@@ -45,7 +45,7 @@ static bool gtdp_has_run(struct kvm *kvm)
 	unsigned long i;
 
 	kvm_for_each_vcpu(i, vcpu, kvm) {
-		if (kvm_vcpu_has_run(vcpu))
+		if (vcpu->arch.last_vmentry_cpu != -1)
 			return true;
 	}
 
@@ -262,6 +262,10 @@ static bool gtdp_follow(void *data)
 
 	__set_current_state(TASK_RUNNING);
 	gtdp_drop_rt();
+
+	/* See gtdp_pass_on(); whoever called sees to signals. */
+	if (xfer_to_guest_mode_handle_work())
+		return true;
 
 	/*
 	 * What is new does not wait for a pass over what is absent, which may take

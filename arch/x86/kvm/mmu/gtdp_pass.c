@@ -264,9 +264,11 @@ static bool gtdp_end_slice(struct gtdp_pass *pass)
  */
 static bool gtdp_pass_on(struct gtdp_pass *pass)
 {
-	cond_resched();
-
-	if (signal_pending(current) || READ_ONCE(pass->p.kvm->arch.gtdp->stop)) {
+	/*
+	 * A thread that never returns to userspace must do what is done on the way
+	 * there: to be stopped by cpu.max, among others, for which vCPUs would pay.
+	 */
+	if (xfer_to_guest_mode_handle_work() || READ_ONCE(pass->p.kvm->arch.gtdp->stop)) {
 		pass->cut = true;
 	} else if (gtdp_slice_ns(pass) >= GTDP_VAIN_NS) {
 		bool looked = pass->looks != pass->slice_looks;

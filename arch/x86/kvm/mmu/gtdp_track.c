@@ -68,8 +68,9 @@ void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
 		       gfn_t start, gfn_t end)
 {
-	/* The SMM root is filled on request only. */
-	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) || slot->as_id)
+	/* The SMM root is filled on request only, guest_memfd never. */
+	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) || slot->as_id ||
+	    !slot->arch.gtdp_regions)
 		return;
 
 	gtdp_mark(kvm->arch.gtdp, slot, start, end, GTDP_ZAPPED);

@@ -23,10 +23,8 @@
 
 #include <linux/magic.h>
 #include <linux/memcontrol.h>
-#include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/pgtable.h>
-#include <asm/memtype.h>
 
 /*
  * The bits of a host PTE that decide whether, and how, its page may be mapped.
@@ -36,8 +34,20 @@
  * A protection key restricts the thread that touches the page.
  */
 #define HOST_PTE_PLAIN		(_PAGE_PRESENT | _PAGE_USER)
-#define HOST_PTE_CHECKED	(HOST_PTE_PLAIN | _PAGE_RW | _PAGE_SPECIAL | _PAGE_DEVMAP | \
+#define HOST_PTE_CHECKED	(HOST_PTE_PLAIN | HOST_PTE_WRITABLE | _PAGE_SPECIAL | \
 				 _PAGE_PWT | _PAGE_PCD | _PAGE_PAT | _PAGE_PKEY_MASK)
+
+/*
+ * Whoever maps a page writable must see to it that the host takes the page for
+ * dirty, as what the guest writes is not told when the SPTE is zapped, and is lost
+ * if the page is clean by then: reclaim drops it.  The fault path marks the page.
+ * Don't do so to pages that nobody may ever write to, e.g. memory that was given
+ * back by MADV_FREE would be written to swap then, and a file to its disk.  Map
+ * those writable of which the host's PTE says that they are dirty: it is the PTE
+ * that tells reclaim, and what makes it a clean one (writeback, MADV_FREE, KSM)
+ * notifies, as does what takes it away.
+ */
+#define HOST_PTE_WRITABLE	(_PAGE_RW | _PAGE_DIRTY)
 
 /* What one host page table, or huge page, maps from a given address on. */
 struct host_mapping {
@@ -103,7 +113,8 @@ static struct host_mapping host_mapping(struct kvm *kvm, unsigned long hva,
 		return m;
 
 	if (pmd_leaf(pmd)) {
-		m.huge_pte = huge_to_pte(pmd_val(pmd), hva & ~PMD_MASK);
+		/* What is special in a VMA that is_vma_usable() is the huge zero page. */
+		m.huge_pte = huge_to_pte(pmd_val(pmd) & ~_PAGE_SPECIAL, hva & ~PMD_MASK);
 		m.level = PG_LEVEL_2M;
 		return m;
 	}
@@ -120,32 +131,14 @@ static u64 host_pte(const struct host_mapping *m, unsigned int i)
 	return m->huge_pte ? m->huge_pte + ((u64)i << PAGE_SHIFT) : 0;
 }
 
-/*
- * Without A/D bits, a page counts as written as soon as it is mapped writable,
- * which must not happen to one that the host takes for clean: memory that was
- * given back by MADV_FREE would be written to swap instead of being dropped.
- */
-static u64 host_write_mask(void)
-{
-	return _PAGE_RW | (kvm_ad_enabled() ? 0 : _PAGE_DIRTY);
-}
-
-static bool is_host_pte_dax(u64 pte)
-{
-	return pte & _PAGE_DEVMAP;
-}
-
-/* DAX is never swapped, and KVM does not mark its pages dirty. */
 static bool is_host_pte_writable(u64 pte)
 {
-	const u64 mask = is_host_pte_dax(pte) ? _PAGE_RW : host_write_mask();
-
-	return (pte & mask) == mask;
+	return (pte & HOST_PTE_WRITABLE) == HOST_PTE_WRITABLE;
 }
 
 static bool is_host_pte_plain(u64 pte)
 {
-	return (pte & HOST_PTE_CHECKED & ~(u64)_PAGE_RW) == HOST_PTE_PLAIN;
+	return (pte & HOST_PTE_CHECKED & ~(u64)HOST_PTE_WRITABLE) == HOST_PTE_PLAIN;
 }
 
 static kvm_pfn_t host_pte_pfn(u64 pte)
@@ -154,49 +147,29 @@ static kvm_pfn_t host_pte_pfn(u64 pte)
 }
 
 /*
- * DAX maps a device's pages as if they were those of a page cache: whatever takes
- * blocks from a file (truncation, hole punching, a copy of what is shared), cleans
- * a page, finds a media error, or removes a device DAX unmaps, or write-protects,
- * PTEs first, i.e. notifies.  What does not is the removal of a device beneath a
- * mounted file system, if the latter does not care: PTEs stay, but GUP refuses to
- * follow them, as the device has no live page map.  So ask for that, and keep it
- * until the SPTEs are in place: they come before the device's pages go.
- *
- * With PAT, a PTE that is plain otherwise says that the device's memory is cached,
- * i.e. no MMIO, so SPTEs are as those of other pages; without, leave DAX alone.
+ * Whether the fault path, too, would map the page of a PTE.  Of what is special,
+ * that is the zero page.
  */
-static bool has_live_pagemap(struct kvm_tdp_populate *p, u64 pte)
+static bool is_host_pte_usable(u64 pte)
 {
-	if (!pat_enabled())
-		return false;
-
-	p->pgmap = get_dev_pagemap(host_pte_pfn(pte), p->pgmap);
-
-	return p->pgmap && (p->pgmap->type == MEMORY_DEVICE_FS_DAX ||
-			    p->pgmap->type == MEMORY_DEVICE_GENERIC);
-}
-
-/* Whether the fault path, too, would map the page of a PTE. */
-static bool is_host_pte_usable(struct kvm_tdp_populate *p, u64 pte)
-{
-	if (is_host_pte_plain(pte))
-		return true;
-
-	if (!is_host_pte_plain(pte & ~(u64)(_PAGE_SPECIAL | _PAGE_DEVMAP)))
-		return false;
-
-	/* DAX, or something special, of which the fault path maps the zero page. */
-	return is_host_pte_dax(pte) ? has_live_pagemap(p, pte) :
-				      is_zero_pfn(host_pte_pfn(pte));
+	return is_host_pte_plain(pte) ||
+	       (is_host_pte_plain(pte & ~(u64)_PAGE_SPECIAL) &&
+		is_zero_pfn(host_pte_pfn(pte)));
 }
 
 /*
  * Some mappings can not be told from their PTEs.  secretmem has no predicate
  * that modules can call, but it has a file system of its own.
+ *
+ * DAX maps pages of a device: PTEs tell neither that, nor whether the device's
+ * memory may be cached, and may outlive the device.
  */
 static bool is_vma_usable(struct vm_area_struct *vma)
 {
 	if (vma->vm_flags & (VM_IO | VM_PFNMAP | VM_MIXEDMAP))
+		return false;
+
+	if (vma_is_dax(vma))
 		return false;
 
 	return !vma->vm_file ||
@@ -271,7 +244,7 @@ static void make_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 	p->template[rw] = spte ^ ((u64)pfn << PAGE_SHIFT);
 	if (!writable || !p->tracked)
 		p->plain_pte[rw] = HOST_PTE_PLAIN |
-				   (rw ? host_write_mask() : pte & host_write_mask());
+				   (pte & HOST_PTE_WRITABLE);
 }
 
 /* The SPTE for a host PTE that the template does not fit as is. */
@@ -281,7 +254,7 @@ static noinline u64 make_one(struct kvm_tdp_populate *p, struct kvm_mmu_page *ro
 	const bool rw = is_host_pte_writable(pte);
 	u64 spte;
 
-	if (!(pte & _PAGE_PRESENT) || !is_host_pte_usable(p, pte))
+	if (!(pte & _PAGE_PRESENT) || !is_host_pte_usable(pte))
 		return SHADOW_NONPRESENT_VALUE;
 
 	if (!p->template[rw])
@@ -293,7 +266,7 @@ static noinline u64 make_one(struct kvm_tdp_populate *p, struct kvm_mmu_page *ro
 	 * is held for read.
 	 */
 	if (p->tracked && is_populated_writable(p, pte) &&
-	    mmu_try_to_unsync_pages(p->kvm, p->slot, gfn, true, true))
+	    mmu_try_to_unsync_pages(p->kvm, p->slot, gfn, false, true))
 		spte &= ~(PT_WRITABLE_MASK | shadow_mmu_writable_mask);
 
 	return spte;
@@ -315,7 +288,7 @@ static noinline unsigned int make_plain(struct kvm_tdp_populate *p, u64 *spt,
 {
 	const bool rw = nr && is_host_pte_writable(native_pte_val(READ_ONCE(*ptep)));
 	const u64 plain = p->plain_pte[rw], template = p->template[rw];
-	const u64 pfn_mask = PTE_PFN_MASK, checked = p->checked;
+	const u64 pfn_mask = PTE_PFN_MASK, checked = HOST_PTE_CHECKED;
 	unsigned long i;
 
 	for (i = 0; i + 4 <= nr; i += 4) {
@@ -372,7 +345,7 @@ static bool try_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 		return false;
 
 	make_template(p, root, gfn, pte);
-	return p->plain_pte[rw] == (pte & p->checked);
+	return p->plain_pte[rw] == (pte & HOST_PTE_CHECKED);
 }
 
 /*
@@ -497,7 +470,7 @@ static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *s
 {
 	const bool rw = nr && is_host_pte_writable(native_pte_val(READ_ONCE(*ptep)));
 	const u64 plain = p->plain_pte[rw], template = p->template[rw];
-	const u64 pfn_mask = PTE_PFN_MASK, checked = p->checked;
+	const u64 pfn_mask = PTE_PFN_MASK, checked = HOST_PTE_CHECKED;
 	unsigned long left, present = 0;
 
 	for (left = nr; left; left--, spt++, ptep++) {
@@ -717,7 +690,7 @@ static bool look_at_host(struct kvm_tdp_populate *p, struct region *r)
 
 	/* Dirty pages are logged, as ever, one by one. */
 	if (r->m.level > PG_LEVEL_4K && !kvm_slot_dirty_track_enabled(slot) &&
-	    is_host_pte_usable(p, r->m.huge_pte))
+	    is_host_pte_usable(r->m.huge_pte))
 		r->level = kvm_mmu_max_slot_level(slot, r->start, r->m.level);
 
 	if (r->level > PG_LEVEL_4K) {
@@ -933,16 +906,7 @@ static void begin_range(struct kvm_tdp_populate *p)
 	p->template[1] = 0;
 	p->plain_pte[0] = ~0ull;
 	p->plain_pte[1] = ~0ull;
-	p->checked = HOST_PTE_CHECKED | host_write_mask();
 	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
-}
-
-static void end_range(struct kvm_tdp_populate *p)
-{
-	if (p->pgmap) {
-		put_dev_pagemap(p->pgmap);
-		p->pgmap = NULL;
-	}
 }
 
 static void count_region(struct kvm_tdp_populate *p, struct region *r)
@@ -977,7 +941,7 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 
 	begin_range(p);
 
-	for_each_tdp_pte_min_level(iter, root, PG_LEVEL_2M, start, end) {
+	for_each_tdp_pte_min_level(iter, p->kvm, root, PG_LEVEL_2M, start, end) {
 		/* A table on the way down was zapped, and the walk went past it. */
 		if (iter.gfn > gfn) {
 			look = LOOK_RACED;
@@ -1021,8 +985,6 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 		    (r.installed && r.leaf_level == PG_LEVEL_4K))
 			break;
 	}
-
-	end_range(p);
 
 	if (absent)
 		count_absent(p, absent);
@@ -1109,7 +1071,7 @@ static void replace_sp(struct kvm_tdp_populate *p, struct kvm_mmu_page **sp)
 		new = tdp_mmu_alloc_sp_for_split(POPULATE_GFP, p->node - 1);
 
 	if (new && *sp)
-		tdp_mmu_free_sp(*sp);
+		tdp_mmu_free_unused_sp(*sp);
 	if (new)
 		*sp = new;
 }
@@ -1196,9 +1158,9 @@ nomem:
 void kvm_tdp_populate_end(struct kvm_tdp_populate *p)
 {
 	if (p->leaf_sp)
-		tdp_mmu_free_sp(p->leaf_sp);
+		tdp_mmu_free_unused_sp(p->leaf_sp);
 	if (p->table_sp)
-		tdp_mmu_free_sp(p->table_sp);
+		tdp_mmu_free_unused_sp(p->table_sp);
 	p->leaf_sp = NULL;
 	p->table_sp = NULL;
 }

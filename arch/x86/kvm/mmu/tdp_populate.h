@@ -40,10 +40,7 @@ struct kvm_tdp_populate {
 
 	/* 4KiB SPTEs less the pfn, by whether the PTE is writable; 0 if not yet made. */
 	u64 template[2];
-	/* The page map of the last DAX page, while mmu_lock is held. */
-	struct dev_pagemap *pgmap;
-	/* The bits of a host PTE that matter, and what they are if the template fits. */
-	u64 checked;
+	/* What the bits of a host PTE that matter are if the template fits. */
 	u64 plain_pte[2];
 	/* Writable SPTEs are subject to mmu_try_to_unsync_pages(). */
 	bool tracked;

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves that population and the mitigation of iTLB multihit (nx_huge_pages) get
+ * along: a VM that is populated and followed finds all of its memory mapped again
+ * when the parameter changes, with huge pages that can be executed or that can't;
+ * what had to be split for the guest to execute from it stays split until it is
+ * recovered, and is huge again when it is populated then.
+ */
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "global_tdp.h"
+
+#define MEM_SIZE	SZ_16M
+#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+#define NR_REGIONS	(MEM_SIZE / SZ_2M)
+
+#define HOST_TAG	1
+#define ROUNDS		20
+
+/* Recover all at a time, and often. */
+#define RATIO		"1"
+#define PERIOD_MS	"10"
+
+struct env {
+	struct kvm_vm *vm;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	u64 nr_code;
+	/* How often the guest has executed all of it, and the faults it took. */
+	u64 executed;
+	u64 faults;
+	bool stop;
+};
+
+static bool env_create(struct env *env, u64 features)
+{
+	*env = (struct env) {};
+	gtdp_mem_alloc(&env->mem, GTDP_THP, MEM_SIZE, 0);
+	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_make_code(env->mem.hva, NR_PAGES);
+	if (!gtdp_is_huge(env->mem.hva, MEM_SIZE)) {
+		gtdp_mem_free(&env->mem);
+		return false;
+	}
+
+	env->vm = gtdp_vm_create(features, 1, &env->vcpu);
+	env->nr_code = gtdp_code_size(env->vm) / PAGE_SIZE;
+	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
+	return true;
+}
+
+static void env_destroy(struct env *env)
+{
+	kvm_vm_free(env->vm);
+	gtdp_mem_free(&env->mem);
+}
+
+static u64 nr_huge(struct env *env)
+{
+	return gtdp_vm_stat(env->vm, "pages_2m");
+}
+
+static u64 nr_split(struct env *env)
+{
+	return gtdp_vm_stat(env->vm, "nx_lpage_splits");
+}
+
+static u64 run(struct env *env, enum gtdp_op op)
+{
+	return gtdp_run(env->vcpu, op, GTDP_GPA, NR_PAGES, HOST_TAG);
+}
+
+/* By the follower, or by the ioctl, and by huge pages. */
+static void check_mapped(struct env *env, bool follow)
+{
+	if (follow) {
+		gtdp_wait_mapped(env->vm, env->nr_code + NR_PAGES);
+		gtdp_wait_until(nr_huge(env) == NR_REGIONS);
+	} else {
+		gtdp_populate_code(env->vm);
+		gtdp_populate_full(env->vm, GTDP_GPA, MEM_SIZE);
+	}
+	TEST_ASSERT_EQ(nr_huge(env), NR_REGIONS);
+	TEST_ASSERT_EQ(run(env, GTDP_CHECK), 0);
+}
+
+/* One page of each region: all of them are mapped by small pages from then on. */
+static void split_all(struct env *env)
+{
+	u64 faults = gtdp_run_job(env->vcpu, (struct gtdp_job) {
+		.op = GTDP_EXEC,
+		.gpa = GTDP_GPA,
+		.nr = NR_PAGES,
+		.step = GTDP_REGION_PAGES,
+	});
+
+	TEST_ASSERT_EQ(faults, NR_REGIONS);
+	TEST_ASSERT_EQ(nr_split(env), NR_REGIONS);
+	TEST_ASSERT_EQ(nr_huge(env), 0);
+}
+
+/* Populated, they are still split, and nothing of them takes a fault. */
+static void check_split(struct env *env, bool follow)
+{
+	if (follow)
+		gtdp_wait_mapped(env->vm, env->nr_code + NR_PAGES);
+	else
+		gtdp_populate_full(env->vm, GTDP_GPA, MEM_SIZE);
+
+	TEST_ASSERT_EQ(nr_huge(env), 0);
+	TEST_ASSERT_EQ(nr_split(env), NR_REGIONS);
+	TEST_ASSERT_EQ(run(env, GTDP_CHECK), 0);
+	TEST_ASSERT_EQ(run(env, GTDP_EXEC), 0);
+}
+
+/* Zap memory, all of which remains as it is. */
+static void zap(void *hva, size_t size)
+{
+	int r = mprotect(hva, size, PROT_READ);
+
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+	r = mprotect(hva, size, PROT_READ | PROT_WRITE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
+}
+
+static void recover(struct env *env)
+{
+	gtdp_set_param("nx_huge_pages_recovery_ratio", RATIO);
+	gtdp_wait_until(!nr_split(env));
+	gtdp_set_param("nx_huge_pages_recovery_ratio", "0");
+}
+
+static bool test_toggled(bool follow)
+{
+	struct env env;
+
+	if (!gtdp_set_param("nx_huge_pages", "off") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_ratio", "0") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_period_ms", PERIOD_MS))
+		return false;
+	if (!env_create(&env, follow ? GTDP_ALL : KVM_GLOBAL_TDP_POPULATE))
+		return false;
+
+	check_mapped(&env, follow);
+	TEST_ASSERT_EQ(run(&env, GTDP_EXEC), 0);
+
+	/* All is zapped, and comes back. */
+	gtdp_set_param("nx_huge_pages", "force");
+	check_mapped(&env, follow);
+
+	split_all(&env);
+	check_split(&env, follow);
+
+	/* Whether all of it was mapped before, or has holes that are filled now. */
+	if (!follow) {
+		zap(env.mem.hva, MEM_SIZE);
+		split_all(&env);
+		check_split(&env, follow);
+	}
+
+	/* Recovered, they are left to who wants them: a vCPU, or a call. */
+	recover(&env);
+	check_mapped(&env, false);
+	split_all(&env);
+
+	gtdp_set_param("nx_huge_pages", "off");
+	check_mapped(&env, follow);
+	TEST_ASSERT_EQ(run(&env, GTDP_EXEC), 0);
+	TEST_ASSERT_EQ(nr_split(&env), 0);
+
+	env_destroy(&env);
+	gtdp_restore_params();
+	return true;
+}
+
+static bool test_toggled_ioctl(void)
+{
+	return test_toggled(false);
+}
+
+static bool test_toggled_follower(void)
+{
+	return test_toggled(true);
+}
+
+/*
+ * What is logged would only be mapped by small pages again, so it stays as it is; but
+ * nothing counts it as split any more.  It is huge again without the log.
+ */
+static bool test_logged(void)
+{
+	struct env env;
+
+	if (!gtdp_set_param("nx_huge_pages", "force") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_ratio", "0") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_period_ms", PERIOD_MS) ||
+	    !env_create(&env, KVM_GLOBAL_TDP_POPULATE))
+		return false;
+
+	check_mapped(&env, false);
+	split_all(&env);
+	check_split(&env, false);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
+	recover(&env);
+	TEST_ASSERT_EQ(run(&env, GTDP_EXEC), 0);
+	TEST_ASSERT_EQ(run(&env, GTDP_CHECK), 0);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	check_mapped(&env, false);
+	split_all(&env);
+
+	env_destroy(&env);
+	gtdp_restore_params();
+	return true;
+}
+
+/* The guest splits huge pages, by executing them, as soon as they are recovered. */
+static void *executor(void *arg)
+{
+	struct env *env = arg;
+
+	while (!READ_ONCE(env->stop)) {
+		env->faults += run(env, GTDP_EXEC);
+		run(env, GTDP_CHECK);
+		WRITE_ONCE(env->executed, env->executed + 1);
+	}
+
+	return NULL;
+}
+
+static void *populator(void *arg)
+{
+	struct kvm_populate_memory range;
+	struct env *env = arg;
+	int r;
+
+	while (!READ_ONCE(env->stop)) {
+		range = (struct kvm_populate_memory) { .gpa = GTDP_GPA, .size = MEM_SIZE };
+		r = __vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range);
+		TEST_ASSERT(!r || errno == EAGAIN || errno == EINTR,
+			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
+		usleep(1000);
+	}
+
+	return NULL;
+}
+
+/*
+ * Pages are split, recovered, populated and zapped, all at the same time.  In the
+ * end nobody has lost count of what is split: it is recovered, and huge again.
+ */
+static bool test_raced(void)
+{
+	pthread_t threads[2];
+	u64 executed;
+	struct env env;
+	int i;
+
+	if (!gtdp_set_param("nx_huge_pages", "force") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_ratio", RATIO) ||
+	    !gtdp_set_param("nx_huge_pages_recovery_period_ms", PERIOD_MS) ||
+	    !env_create(&env, GTDP_ALL))
+		return false;
+
+	pthread_create(&threads[0], NULL, executor, &env);
+	pthread_create(&threads[1], NULL, populator, &env);
+	for (i = 0; i < ROUNDS; i++) {
+		executed = READ_ONCE(env.executed);
+		zap(env.mem.hva + SZ_2M, MEM_SIZE / 2);
+		if (i % 4 == 3)
+			gtdp_set_param("nx_huge_pages", i % 8 == 3 ? "off" : "force");
+		gtdp_wait_until(READ_ONCE(env.executed) > executed);
+	}
+	WRITE_ONCE(env.stop, true);
+	for (i = 0; i < ARRAY_SIZE(threads); i++)
+		pthread_join(threads[i], NULL);
+	TEST_ASSERT(env.faults > NR_REGIONS, "Only %lu faults", env.faults);
+
+	gtdp_set_param("nx_huge_pages", "force");
+	gtdp_wait_until(!nr_split(&env));
+	check_mapped(&env, false);
+
+	env_destroy(&env);
+	gtdp_restore_params();
+	return true;
+}
+
+static const struct gtdp_test tests[] = {
+	{ "toggled, split, recovered", test_toggled_ioctl },
+	{ "toggled, split, recovered, follower", test_toggled_follower },
+	{ "split, logged, recovered", test_logged },
+	{ "raced against zaps", test_raced },
+};
+
+/* Takes part of the name of a test, to leave out all others. */
+int main(int argc, char *argv[])
+{
+	gtdp_require(GTDP_ALL);
+	gtdp_run_some_tests(tests, ARRAY_SIZE(tests), argc > 1 ? argv[1] : NULL);
+}
