@@ -3,7 +3,7 @@
 arch/x86/kvm and virt/kvm are mirrored from build/linux to build/kmod. Headers outside
 of them that the series changes or adds go to build/kmod/front, which is searched before
 the stock ones. Only files whose content differs are written, so make rebuilds little.
-What is in build/kmod does not depend on where it is: lab.make.deb packs the same mirror.
+The package does the same on hosts, with packaging/take-sources.
 
 build/checked has the modules once more, for tests: with the MMU's assertions, with stack
 variables that are not zeroed, and with KVM_SW_PROTECTED_VM, i.e. VMs with memory attributes.
@@ -43,6 +43,12 @@ CCACHE = "CCACHE_NODIRECT=1"
 """Has ccache look at what the preprocessor makes. Otherwise it looks whether source and headers
 are as they were, and does not see that another has come to front/, which comes first."""
 
+_PATHS = {
+    "$(srctree)/arch/x86/kvm": "$(src)",
+    "$(srctree)/virt/kvm": "$(src)/../../../virt/kvm",
+}
+_FRONT_FLAGS = " ".join(f"-I$(src)/../../../front/{name}" for name in FRONT)
+_INCLUDES = f"LINUXINCLUDE := {_FRONT_FLAGS} $(LINUXINCLUDE)"
 # Changed files that the modules do not need, and those they could not have.
 ELSEWHERE = re.compile(r"(arch/x86/include|include|tools|Documentation|samples)/|[A-Z]+$")
 
@@ -119,12 +125,17 @@ def _makefile(source: Path, *, checked: bool) -> str:
     if not path.exists():
         return ""
     text = path.read_text()
-    text = text.replace("$(srctree)/arch/x86/kvm", "$(src)")
-    text = text.replace("$(srctree)/virt/kvm", "$(src)/../../../virt/kvm")
-    front = " ".join(f"-I$(src)/../../../front/{name}" for name in FRONT)
+    for inside, outside in _PATHS.items():
+        text = text.replace(inside, outside)
     if checked:
         text = f"ccflags-y += {' '.join(CHECKS)}\n{text}"
-    return f"LINUXINCLUDE := {front} $(LINUXINCLUDE)\n{text}"
+    return f"{_INCLUDES}\n{text}"
+
+
+def makefile_sed() -> str:
+    """Return a script of sed, for where there is no Python, that makes the same of it."""
+    paths = (f"s,{inside},{outside},g\n" for inside, outside in _PATHS.items())
+    return f"{''.join(paths)}1i\\\n{_INCLUDES}\n"
 
 
 def _mirror_headers(front: Path, linux: Path, names: Iterable[str]) -> None:
