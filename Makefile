@@ -36,7 +36,7 @@ refresh: $(stamp) ## take commits made in build/linux back into patches/ and new
 modules: $(stamp) ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock headers [CHECKED=1: with assertions]
 	@$(lab) modules $(if $(CHECKED),--checked)
 
-deb: $(stamp) ## build the package kvm-global-tdp-dkms into build/: for the composed kernel's version
+deb: $(stamp) ## build the package kvm-global-tdp-dkms into build/: the patches, which it applies to KVM of a host's kernels
 	@$(lab) deb
 
 test-package: $(stamp) ## install, turn on and remove the package on Debian 12 and 13, booting their kernels

@@ -1,31 +1,31 @@
-"""Which kernels the package is for, and what its scripts do on a host."""
+"""Which kernels the package is for, what it has of the patches, what it does on a host."""
 
 import os
 import re
 import subprocess
+import tarfile
 import tempfile
 import unittest
 from pathlib import Path
 
+from lab.error import LabError
+from lab.make import deb, modules
 from lab.make.deb import Package
 from lab.paths import PACKAGING
-from lab.source.uploads import Upload, upstream
+from lab.source import patches
 
-PACKAGE = Package(
-    (
-        Upload("6.12.117+deb12-amd64", "6.12.117-1~deb12u1"),
-        Upload("6.12.117+deb13-amd64", "6.12.117-1"),
-    ),
-    "6.12.117+20261123.022200.g0123456789ab",
+PACKAGE = Package("6.12.117+20261123.022200.g0123456789ab", ("6.12", "7.3"))
+GOOD = (
+    *("6.12.117+deb12-amd64", "6.12.117+deb13-amd64", "6.12.117+deb13.1-amd64"),
+    *("6.12.118+deb13-amd64", "6.12.9+bpo-amd64", "7.3.4+deb14-amd64", "6.12.38-amd64"),
 )
-GOOD = ("6.12.117+deb12-amd64", "6.12.117+deb13-amd64")
 BAD = (
-    *("6.12.118+deb13-amd64", "6.12.107+deb13-amd64", "6.1.0-40-amd64", "6.12.117"),
-    *("6.12.117+deb13-cloud-amd64", "6.12.117+deb12-rt-amd64", "6.12.117+deb14-amd64"),
-    *("6.12.1170+deb13-amd64", "6x12.117+deb13-amd64", "6.12.117+deb13-amd64-mine"),
-    "6.12.117+deb13.1-amd64",
+    *("6.1.0-40-amd64", "6.12.117", "7.30.4+deb14-amd64", "16.12.117+deb13-amd64"),
+    *("6.12.117+deb13-cloud-amd64", "6.12.117+deb12-rt-amd64", "7.3-amd64"),
+    *("6x12.117+deb13-amd64", "6.12.117+deb13-amd64-mine", "6.12.117-mine-amd64"),
 )
 RELEASE, VERSION = "6.12.117+deb13-amd64", "6.12.117-1"
+SERIES = "patches/6.12"
 
 
 def _write(path: Path, content: str | bytes) -> None:
@@ -51,10 +51,53 @@ class Pattern(unittest.TestCase):
                 self.assertEqual(bool(re.search(PACKAGE.pattern, release)), wanted)
                 bash = ["bash", "-c", "[[ $0 =~ $1 ]]", release, PACKAGE.pattern]
                 self.assertEqual(subprocess.run(bash).returncode == 0, wanted)
+                grep = ["grep", "-Eq", PACKAGE.pattern]
+                found = subprocess.run(grep, input=release.encode()).returncode == 0
+                self.assertEqual(found, wanted)
 
-    def test_version_of_linux(self) -> None:
-        for version in ("6.12.117-1", "6.12.117-1~deb12u1", "6.12.117-2"):
-            self.assertEqual(upstream(version), "6.12.117")
+
+def _patch(*names: str, new: bool = False) -> str:
+    """Return a patch that adds a line to files, or files of a line."""
+    change = "@@ -0,0 +1 @@\n+new\n" if new else "@@ -1 +1,2 @@\n+new\n old\n"
+    mode = "new file mode 100644\n" if new else ""
+    text = "From: A. Developer\n\nWhy\n\n"
+    for name in names:
+        before = "/dev/null" if new else f"a/{name}"
+        text += f"diff --git a/{name} b/{name}\n{mode}--- {before}\n+++ b/{name}\n{change}"
+    return text
+
+
+class Patches(unittest.TestCase):
+    """The package has what changes KVM's modules, and nothing else."""
+
+    def test_code(self) -> None:
+        text = _patch("arch/x86/kvm/a.c", "virt/kvm/b.c", "include/linux/c.h")
+        self.assertEqual(deb.of_modules(text), text)
+
+    def test_what_else_there_is(self) -> None:
+        others = ("Documentation/a.rst", "tools/testing/b.c", "MAINTAINERS")
+        self.assertEqual(deb.of_modules(_patch(*others)), "")
+        mixed = _patch("tools/a.c", "arch/x86/kvm/b.c", "Documentation/c.rst")
+        self.assertEqual(deb.of_modules(mixed), _patch("arch/x86/kvm/b.c"))
+
+    def test_what_modules_could_not_have(self) -> None:
+        with self.assertRaisesRegex(LabError, "can't change mm/memory.c"):
+            deb.of_modules(_patch("arch/x86/kvm/a.c", "mm/memory.c"))
+
+    def test_renamed(self) -> None:
+        renamed = "diff --git a/virt/kvm/a.c b/virt/kvm/b.c\nrename from virt/kvm/a.c\n"
+        with self.assertRaisesRegex(LabError, "can't rename"):
+            deb.of_modules(renamed)
+
+    def test_headers(self) -> None:
+        """Of those that a patch adds, the kernel has none to compare with."""
+        of = (
+            _patch("include/linux/new.h", new=True),
+            _patch("include/linux/new.h", "include/linux/old.h", "virt/kvm/a.h"),
+            _patch("include/linux/old.h", "arch/x86/include/asm/a.h"),
+        )
+        wanted = ["arch/x86/include/asm/a.h", "include/linux/old.h"]
+        self.assertEqual(deb.changed_headers(of), wanted)
 
 
 class _Host(unittest.TestCase):
@@ -63,80 +106,264 @@ class _Host(unittest.TestCase):
     def setUp(self) -> None:
         self.root = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.programs = self.root / "programs"
+        words = {
+            "VERSION": PACKAGE.version,
+            "PATTERN": PACKAGE.pattern,
+            "SUPPORTED": PACKAGE.supported,
+        }
+        for name in ("check-kernel", "check-source", "take-sources", "check-load"):
+            text = (PACKAGING / name).read_text()
+            for word, value in words.items():
+                text = text.replace(f"@{word}@", value)
+            _write(self.root / "package" / name, text)
+            (self.root / "package" / name).chmod(0o755)
 
-    def run_script(self, name: str) -> tuple[int, str]:
-        here = self.root / "package"
-        text = (PACKAGING / name).read_text()
-        text = text.replace("@SUPPORTED@", "those").replace("@VERSION@", PACKAGE.version)
-        _write(here / name, text)
-        _write(here / "kernels", PACKAGE.kernels)
+    def program(self, name: str, script: str) -> None:
+        _write(self.programs / name, f"#!/bin/sh\n{script}\n")
+        (self.programs / name).chmod(0o755)
+
+    def image(self, version: str) -> None:
+        _write(self.root / f"boot/vmlinuz-{RELEASE}", _image(version))
+
+    def headers(self, version: str) -> None:
+        said = f'#ifndef __ASSEMBLY__\n#define LINUX_PACKAGE_ID " Debian {version}"\n'
+        where = f"lib/modules/{RELEASE}/build/include/generated/package.h"
+        _write(self.root / where, said)
+
+    def run_script(
+        self, name: str, *args: str | Path, release: str = RELEASE
+    ) -> subprocess.CompletedProcess[str]:
         path = f"{self.programs}:{os.environ['PATH']}"
-        done = subprocess.run(
-            ["sh", here / name, RELEASE, self.root],
+        return subprocess.run(
+            ["sh", self.root / "package" / name, release, *args, self.root],
             env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
         )
-        return done.returncode, done.stderr
 
-    def assert_refused(self, name: str, reason: str) -> None:
-        status, said = self.run_script(name)
-        self.assertEqual(status, 1)
-        self.assertEqual(said.count("\n"), 1, said)
-        self.assertIn(reason, said)
+    def assert_refused(
+        self, name: str, reason: str, *args: str | Path, release: str = RELEASE
+    ) -> None:
+        done = self.run_script(name, *args, release=release)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertIn(reason, done.stderr)
 
-    def assert_accepted(self, name: str) -> None:
-        self.assertEqual(self.run_script(name), (0, ""))
+    def assert_accepted(self, name: str, said: str = "", *args: str | Path) -> None:
+        done = self.run_script(name, *args)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, said, ""))
 
 
 class CheckKernel(_Host):
     """The upload counts, not what it is called."""
 
-    def image(self, version: str) -> None:
-        _write(self.root / f"boot/vmlinuz-{RELEASE}", _image(version))
-
-    def headers(self, version: str, content: str = "old\n") -> None:
-        headers = self.root / f"lib/modules/{RELEASE}/build"
-        said = f'#ifndef __ASSEMBLY__\n#define LINUX_PACKAGE_ID " Debian {version}"\n'
-        _write(headers / "include/generated/package.h", said)
-        _write(headers / "include/kvm.h", content)
-        total = subprocess.run(
-            ["sha256sum"], input=b"old\n", capture_output=True, check=True
-        ).stdout[:64]
-        _write(self.root / "package/headers.sha256", total + b"  include/kvm.h\n")
-
-    def test_the_one_it_was_made_from(self) -> None:
-        self.image(VERSION)
-        self.headers(VERSION)
-        self.assert_accepted("check-kernel")
-
-    def test_a_second_upload_of_the_same_name(self) -> None:
-        self.image("6.12.117-2")
-        self.assert_refused("check-kernel", "6.12.117-2")
+    def test_one_of_debians(self) -> None:
+        for version in (VERSION, "6.12.117-2", "6.12.117-1~deb12u1"):
+            self.image(version)
+            self.headers(version)
+            self.assert_accepted("check-kernel", f"{version}\n")
 
     def test_headers_of_another_upload(self) -> None:
         self.image(VERSION)
         self.headers("6.12.117-2")
-        self.assert_refused("check-kernel", "headers package")
-
-    def test_the_upload_of_another_release(self) -> None:
-        """6.12.117-1~deb12u1 is accepted, but not of this one."""
-        self.image("6.12.117-1~deb12u1")
-        self.assert_refused("check-kernel", "6.12.117-1~deb12u1")
+        self.assert_refused("check-kernel", "its headers are of 6.12.117-2: upgrade both")
 
     def test_an_image_that_does_not_say(self) -> None:
         _write(self.root / f"boot/vmlinuz-{RELEASE}", bytes(0x1000))
-        self.assert_refused("check-kernel", "unknown")
+        self.headers(VERSION)
+        self.assert_refused("check-kernel", "not one of Debian's")
 
-    def test_headers_that_were_changed(self) -> None:
-        self.image(VERSION)
-        self.headers(VERSION, "new\n")
-        self.assert_refused("check-kernel", "not those of Debian")
+    def test_of_no_series(self) -> None:
+        for release in BAD:
+            self.assert_refused("check-kernel", "6.12 and 7.3", release=release)
 
     def test_what_is_not_there_yet(self) -> None:
-        self.assert_accepted("check-kernel")
+        self.assert_accepted("check-kernel", "\n")
         self.image(VERSION)
-        self.assert_accepted("check-kernel")
+        self.assert_accepted("check-kernel", f"{VERSION}\n")
+
+
+class CheckSource(_Host):
+    """The sources must be those of the kernel."""
+
+    archive = Path("usr/src/linux-source-6.12.tar.xz")
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.image(VERSION)
+        self.headers(VERSION)
+        self.sources("installed", VERSION)
+
+    def sources(self, state: str, version: str) -> None:
+        """As dpkg knows them."""
+        self.program("dpkg-query", f"echo {state} {version}")
+        _write(self.root / self.archive, "")
+
+    def test_its_own(self) -> None:
+        for state in ("installed", "unpacked", "triggers-pending"):
+            self.sources(state, VERSION)
+            self.assert_accepted("check-source", f"{self.root / self.archive}\n")
+
+    def test_none(self) -> None:
+        for state in ("not-installed", "config-files"):
+            self.sources(state, VERSION)
+            self.assert_refused("check-source", "not installed: apt-get install linux-source-6")
+        self.program("dpkg-query", "echo none >&2; exit 1")
+        self.assert_refused("check-source", f"apt-get install linux-source-6.12={VERSION}")
+
+    def test_not_wholly(self) -> None:
+        self.sources("half-installed", VERSION)
+        self.assert_refused("check-source", "not wholly installed")
+        self.sources("installed", VERSION)
+        (self.root / self.archive).unlink()
+        self.assert_refused("check-source", "is gone")
+
+    def test_older_and_newer(self) -> None:
+        for version in ("6.12.116-9", "6.12.117-1~deb12u1"):
+            self.sources("installed", version)
+            self.assert_refused("check-source", f"({version}) is older than")
+        for version in ("6.12.118-1", "6.12.117-2"):
+            self.sources("installed", version)
+            self.assert_refused("check-source", f"({version}) is newer than")
+
+    def test_of_no_series(self) -> None:
+        release = "6.1.0-40-amd64"
+        self.assert_refused("check-source", f"{release} keeps its own KVM", release=release)
+
+
+class TakeSources(CheckSource):
+    """KVM's sources with the series, or nothing."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.into = self.root / "into"
+        self.tree = {
+            "arch/x86/kvm/x86.c": "old\nstatic int __init kvm_x86_init(void)\n{\n"
+            "\tkvm_init_xstate_sizes();\n\n\treturn 0;\n}\n",
+            "arch/x86/kvm/Makefile": "include $(srctree)/virt/kvm/Makefile.kvm\n",
+            "arch/x86/kvm/svm/svm.c": "old\n",
+            "arch/x86/kvm/vmx/vmx.c": "old\n",
+            "virt/kvm/kvm_main.c": "old\n",
+            "include/linux/kvm_host.h": "old\n",
+            "arch/x86/include/asm/kvm_host.h": "old\n",
+            "mm/memory.c": "old\n",
+        }
+        for name, text in self.tree.items():
+            if "include/" in name:
+                _write(self.root / f"lib/modules/{RELEASE}/build" / name, text)
+        self.pack()
+        package = self.root / "package"
+        (package / "origin.patch").write_bytes((PACKAGING / "origin.patch").read_bytes())
+        (package / "makefile.sed").write_text(modules.makefile_sed())
+        of = {
+            "0001-a.patch": _patch("arch/x86/kvm/x86.c", "include/linux/kvm_host.h"),
+            "0002-b.patch": _patch("tools/a.c"),
+            "0003-c.patch": _patch("arch/x86/kvm/new.c", "include/linux/new.h", new=True),
+            "0004-d.patch": _patch("arch/x86/include/asm/kvm_host.h"),
+        }
+        for name, text in of.items():
+            patches.write(self.root / name, text)
+        deb.write_series([self.root / name for name in of], package / SERIES)
+
+    def pack(self) -> None:
+        where = self.root / "linux-source-6.12"
+        for name, text in self.tree.items():
+            _write(where / name, text)
+        with tarfile.open(self.root / self.archive, "w:xz") as archive:
+            archive.add(where, where.name)
+
+    def take(self) -> None:
+        self.assert_accepted("take-sources", "", self.into)
+
+    def refuse(self, reason: str) -> None:
+        self.assert_refused("take-sources", reason, self.into)
+        self.assertEqual(sorted(self.into.rglob("*")), [])
+
+    def test_taken(self) -> None:
+        self.take()
+        kvm = self.into / "arch/x86/kvm"
+        source = (kvm / "x86.c").read_text()
+        self.assertTrue(source.startswith("new\nold\n"), source)
+        self.assertIn("with Global TDP", source)
+        said = (
+            f'MODULE_VERSION("{PACKAGE.version}");\nMODULE_INFO(linux_source, "{VERSION}");\n'
+        )
+        self.assertTrue(source.endswith(said), source)
+        for name in ("svm/svm.c", "vmx/vmx.c"):
+            self.assertEqual((kvm / name).read_text(), f"old\n{said}")
+        found = {str(path.relative_to(self.into)) for path in self.into.rglob("*.[ch]")}
+        wanted = {name for name in self.tree if name.startswith(("arch/x86/kvm", "virt"))}
+        wanted = wanted - {"arch/x86/kvm/Makefile"} | {"arch/x86/kvm/new.c"}
+        headers = ("include/linux/kvm_host.h", "include/linux/new.h")
+        wanted |= {f"front/{name}" for name in (*headers, "arch/x86/include/asm/kvm_host.h")}
+        self.assertEqual(found, wanted)
+        there = sorted(path.name for path in self.into.iterdir())
+        self.assertEqual(there, ["arch", "front", "virt"])
+
+    def test_makefile(self) -> None:
+        """The same as the lab has."""
+        self.take()
+        kernels = self.root / "linux-source-6.12/arch/x86/kvm"
+        wanted = modules._makefile(kernels, checked=False)
+        self.assertEqual((self.into / "arch/x86/kvm/Makefile").read_text(), wanted)
+
+    def test_a_patch_does_not_apply(self) -> None:
+        self.tree["arch/x86/kvm/x86.c"] = "other\n"
+        self.pack()
+        self.refuse("0001-a.patch does not apply to Debian's linux 6.12.117-1")
+
+    def test_a_patch_would_apply_with_fuzz(self) -> None:
+        text = "".join(f"{n}\n" for n in "123456789")
+        self.tree["virt/kvm/kvm_main.c"] = text.replace("2", "two")
+        hunk = "@@ -2,7 +2,8 @@\n 2\n 3\n 4\n+new\n 5\n 6\n 7\n 8\n"
+        head = _patch("virt/kvm/kvm_main.c").partition("@@")[0]
+        patch = self.root / "package" / SERIES / "0004-d.patch"
+        patch.write_text(head + hunk)
+        self.pack()
+        self.refuse("0004-d.patch does not apply")
+        self.tree["virt/kvm/kvm_main.c"] = text
+        self.pack()
+        self.take()
+
+    def test_it_is_applied_already(self) -> None:
+        self.tree["include/linux/kvm_host.h"] = "old\nnew\n"
+        _write(
+            self.root / f"lib/modules/{RELEASE}/build/include/linux/kvm_host.h", "old\nnew\n"
+        )
+        self.tree["arch/x86/kvm/new.c"] = "new\n"
+        self.pack()
+        self.refuse("0003-c.patch does not apply")
+
+    def test_headers_of_another_kernel(self) -> None:
+        where = f"lib/modules/{RELEASE}/build/include/linux/kvm_host.h"
+        _write(self.root / where, "other\n")
+        self.refuse("its include/linux/kvm_host.h is not that of linux-source-6.12")
+
+    def test_a_damaged_archive(self) -> None:
+        content = (self.root / self.archive).read_bytes()
+        _write(self.root / self.archive, content[: len(content) // 2])
+        self.refuse("cannot be unpacked")
+
+    def test_a_file_is_missing(self) -> None:
+        (self.root / "linux-source-6.12/virt/kvm/kvm_main.c").unlink()
+        (self.root / "linux-source-6.12/virt/kvm").rmdir()
+        del self.tree["virt/kvm/kvm_main.c"]
+        self.pack()
+        self.refuse("virt/kvm: Not found in archive")
+
+    def test_nowhere_to_write(self) -> None:
+        _write(self.root / "file", "")
+        self.into = self.root / "file/into"
+        self.refuse("is full or read-only")
+
+    def test_other_sources(self) -> None:
+        self.sources("installed", "6.12.118-1")
+        self.refuse("is newer than")
+
+    def test_again(self) -> None:
+        """What an earlier try has left does not matter."""
+        _write(self.into / "work/arch/x86/kvm/x86.c", "half")
+        self.take()
 
 
 class CheckLoad(_Host):
@@ -146,12 +373,13 @@ class CheckLoad(_Host):
         super().setUp()
         built = f"var/lib/dkms/kvm-global-tdp/{PACKAGE.version}/{RELEASE}/x86_64/module/kvm.ko"
         _write(self.root / built, "")
-        self.program("modinfo", "echo DKMS module signing key")
+        self.image(VERSION)
+        self.modinfo("DKMS module signing key")
         self.mokutil("disabled", "not")
 
-    def program(self, name: str, script: str) -> None:
-        _write(self.programs / name, f"#!/bin/sh\n{script}\n")
-        (self.programs / name).chmod(0o755)
+    def modinfo(self, signer: str) -> None:
+        case = f'linux_source) echo {VERSION} ;;\nsigner) echo "{signer}" ;;'
+        self.program("modinfo", f"case $2 in\n{case}\nesac")
 
     def mokutil(self, state: str, enrolled: str) -> None:
         self.program(
@@ -166,7 +394,7 @@ esac""",
         _write(self.root / "sys/kernel/security/lockdown", state)
 
     def test_anything_goes(self) -> None:
-        self.program("modinfo", "")
+        self.modinfo("")
         self.lock_down("[none] integrity confidentiality\n")
         self.assert_accepted("check-load")
 
@@ -192,8 +420,12 @@ esac""",
 
     def test_not_signed(self) -> None:
         self.mokutil("enabled", "already")
-        self.program("modinfo", "")
+        self.modinfo("")
         self.assert_refused("check-load", "install openssl")
+
+    def test_built_for_another_upload(self) -> None:
+        self.image("6.12.117-2")
+        self.assert_refused("check-load", "of Debian's linux 6.12.117-2 by now")
 
     def test_a_key_of_ones_own(self) -> None:
         self.mokutil("enabled", "already")
@@ -207,7 +439,11 @@ _DKMS = """#!/bin/sh
 state=$(cat @ROOT@/state 2>/dev/null)
 case $1 in
 status) [ -z "$state" ] || echo "kvm-global-tdp/1, @RELEASE@, x86_64: $state" ;;
-build) [ -e @ROOT@/broken ] && exit 10; echo built >@ROOT@/state ;;
+build)
+	[ -e "$KVM_GLOBAL_TDP_SOURCES/taken" ] || exit 11
+	[ -e @ROOT@/broken ] && exit 10
+	cp @ROOT@/upload @ROOT@/made_from
+	echo built >@ROOT@/state ;;
 install) echo installed >@ROOT@/state ;;
 uninstall) echo built >@ROOT@/state ;;
 esac
@@ -221,35 +457,43 @@ class KernelHook(_Host):
     def setUp(self) -> None:
         super().setUp()
         (self.root / f"lib/modules/{RELEASE}/build/include").mkdir(parents=True)
-        for name in ("check-kernel", "check-load", "remake-initramfs"):
+        for name in ("check-load", "remake-initramfs"):
             self.program(name, f'echo {name} "$@" >>{self.root}/done')
+        self.program("check-kernel", f"cat {self.root}/upload")
+        self.program("take-sources", 'mkdir -p "$2" 2>/dev/null && touch "$2/taken"')
+        self.program("modinfo", f"cat {self.root}/made_from")
         self.program("dkms", _DKMS)
+        _write(self.root / "upload", "6.12.117-1")
 
     def program(self, name: str, script: str) -> None:
         script = script.replace("@ROOT@", str(self.root)).replace("@RELEASE@", RELEASE)
-        _write(self.root / "programs" / name, f"#!/bin/sh\n{script}\n")
-        (self.root / "programs" / name).chmod(0o755)
+        super().program(name, script)
 
     def hook(self, *args: str) -> int:
         text = (PACKAGING / "kernel-hook").read_text()
         for path in ("/usr/src/kvm-global-tdp-@VERSION@", "/usr/lib/kvm-global-tdp"):
             text = text.replace(path, str(self.programs))
-        text = text.replace("/lib/modules", f"{self.root}/lib/modules")
+        for path in ("/lib/modules", "/var/lib/dkms", "/var/cache"):
+            text = text.replace(path, f"{self.root}{path}")
         _write(self.root / "hook", text)
         (self.root / "done").unlink(missing_ok=True)
-        return subprocess.run(
+        done = subprocess.run(
             ["sh", self.root / "hook", RELEASE, *args],
             env={**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}"},
             capture_output=True,
-        ).returncode
+        )
+        self.assertEqual(list(self.root.glob("var/cache/*/*")), [])
+        return done.returncode
 
     def did(self) -> list[str]:
-        lines = (self.root / "done").read_text().splitlines()
+        done = self.root / "done"
+        lines = done.read_text().splitlines() if done.exists() else []
         known = ("build", "install", "uninstall", f"remake-initramfs {RELEASE}")
         return [line for line in lines if line in known]
 
-    def state(self, state: str) -> None:
+    def state(self, state: str, made_from: str = "6.12.117-1") -> None:
         _write(self.root / "state", state)
+        _write(self.root / "made_from", made_from)
 
     def test_it_comes(self) -> None:
         self.assertEqual(self.hook(), 0)
@@ -279,6 +523,30 @@ class KernelHook(_Host):
         self.assertEqual(self.hook("--initramfs"), 0)
         self.assertEqual(self.did(), ["uninstall", f"remake-initramfs {RELEASE}"])
 
+    def test_sources_go_on(self) -> None:
+        """What was made from the kernel's own stays."""
+        self.program("take-sources", "exit 1")
+        for state, done in (("installed", []), ("built", ["install"])):
+            self.state(state)
+            self.assertEqual(self.hook(), 0)
+            self.assertEqual(self.did(), done)
+
+    def test_uploaded_again(self) -> None:
+        self.state("installed", made_from="6.12.117-0")
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["uninstall", "build", "install"])
+        for state, done in (("installed", ["uninstall"]), ("built", [])):
+            self.state(state, made_from="6.12.117-0")
+            self.program("take-sources", "exit 1")
+            self.assertEqual(self.hook(), 0)
+            self.assertEqual(self.did(), done)
+
+    def test_no_room(self) -> None:
+        _write(self.root / "var/cache", "")
+        self.state("installed", made_from="6.12.117-0")
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["uninstall"])
+
     def test_what_would_not_load(self) -> None:
         self.program("check-load", "exit 1")
         self.assertEqual(self.hook(), 0)
@@ -288,9 +556,14 @@ class KernelHook(_Host):
         self.assertEqual(self.did(), ["uninstall"])
 
     def test_a_build_that_fails(self) -> None:
+        """Its log stays, and nothing else."""
+        build = self.root / "var/lib/dkms/kvm-global-tdp/@VERSION@/build"
+        _write(build / "make.log", "")
+        _write(build / "arch/x86/kvm/x86.o", "")
         _write(self.root / "broken", "")
         self.assertEqual(self.hook(), 1)
         self.assertEqual(self.did(), [])
+        self.assertEqual([path.name for path in build.iterdir()], ["make.log"])
 
 
 class Status(_Host):

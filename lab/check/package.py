@@ -3,14 +3,14 @@
 Root file systems come from mmdebstrap and stay in build/package. The package is installed
 in a copy of each, where DKMS builds it; the result becomes a disk, and QEMU boots that
 system's own kernel from it, with systemd, once for each phase of lab/guest/package.sh.
-What needs no kernel is looked at in the copy: kernels that come, go and are not the right
-ones, an upgrade of the package, what is in an initramfs, purge.
+What needs no kernel is looked at in the copy: kernels and their sources that come, go and
+are not the right ones, an upgrade of the kernel and of the package, what is in an initramfs,
+purge. The kernel is upgraded to the newest that the series applies to from the one before.
 """
 
 import argparse
 import hashlib
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -30,9 +30,10 @@ from lab.machine.result import Stream
 from lab.machine.runs import GUEST
 from lab.make import deb, modules, selftests
 from lab.make.deb import Package
-from lab.paths import BUILD, SELFTESTS
+from lab.paths import BUILD, DEB, PATCHES, SELFTESTS
 from lab.shell import console, working
 from lab.source import mirror, uploads
+from lab.source.uploads import Upload
 
 WORK = BUILD / "package"
 PHASES = {"off": "", "locked": "lockdown=integrity", "on": "", "stock": ""}
@@ -48,9 +49,10 @@ FORMER = {
 """Conffiles that the package had before; the first one was to be edited."""
 
 PROGRAM = SELFTESTS / "x86_64/global_tdp_populate_test"
-TOOLS = "dkms,systemd-sysv,udev,kmod,initramfs-tools,openssl,mokutil"
-HEADERS = re.compile(r"linux-headers-(6\.\d+\.\d+\+?[\w.-]*?-amd64)$")
-FLAVOURS = ("cloud", "rt")
+TOOLS = "dkms,patch,systemd-sysv,udev,kmod,initramfs-tools,openssl,mokutil,ccache"
+OLDER = 2
+"""How many uploads may have come since the newest that the series applies to."""
+
 EARLY = "etc/initramfs-tools/modules"
 """Names what an initramfs loads: on hosts that assign devices, KVM with VFIO."""
 
@@ -58,10 +60,22 @@ DISK = "virtio_pci\nvirtio_blk\next4\n"
 LIST = "etc/initramfs-tools/conf.d/package-test"
 """An initramfs is made ten times: it has no more modules than this disk needs."""
 
+CCACHE = WORK / "ccache"
+ENVIRONMENT = {
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LC_ALL": "C.UTF-8",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "DEBIAN_KERNEL_USE_CCACHE": "1",
+    "CCACHE_DIR": "/ccache",
+}
+"""In the system. Nobody builds the same so often as this test."""
+
 DKMS_SKIPPED = 77
 LEFT = (
     *("usr/src/kvm-global-tdp*", "usr/lib/kvm-global-tdp", "etc/kernel/*/*global-tdp*"),
     *("var/lib/dkms/kvm-global-tdp", "usr/sbin/global-tdp-status", *FORMER),
+    "var/cache/kvm-global-tdp",
 )
 """Of the package; nothing of it is there after it was purged."""
 BOOT_SECONDS = 900
@@ -120,13 +134,14 @@ class _System:
         self.release = release
         self.package = package
         # As it was before the one to be tested: an upgrade is from this one to that.
-        self.earlier = replace(package, version=f"{package.kernel}+1.earlier")
-        mark = uploads.RELEASES[release]
-        known = [upload for upload in package.uploads if mark in upload.release]
-        if not known:
-            raise LabError(f"the package is for no kernel of {release}: make deb says why")
-        self.upload = known[-1]
+        linux = package.version.partition("+")[0]
+        self.earlier = replace(package, version=f"{linux}+1.earlier")
+        self.debs = WORK / f"{release}.debs"
+        self.apt = mirror.Apt(release, WORK / f"{release}.apt")
+        self.first, self.upload = self._choose()
+        self.first_fits = not self._why_not(self.first)
         self.kernel = self.upload.release
+        self.other = self.kernel.replace("-amd64", "-cloud-amd64")
         self.root = WORK / f"{release}.root"
         self.disk = WORK / f"{release}.disk"
         self.outcomes: list[Outcome] = []
@@ -135,10 +150,13 @@ class _System:
         try:
             self._unpack()
             self._without_kernel()
-            self._kernel_comes()
-            self._other_kernels()
+            self._without_sources()
+            self._sources_come()
+            self._kernel_upgrade()
+            self._other_kernel()
             self._upgrade()
             self._another_upload()
+            self._does_not_apply()
             self._reinstalled()
             self._make_disk()
             self._purge()
@@ -148,6 +166,40 @@ class _System:
             shutil.rmtree(self.root, ignore_errors=True)
             self.disk.unlink(missing_ok=True)
         return self.outcomes
+
+    def _choose(self) -> tuple[Upload, Upload]:
+        """Return two uploads, one after the other, the newer of which the series is for."""
+        found = uploads.offered(self.apt, PATCHES.name, uploads.RELEASES[self.release])
+        for index, upload in enumerate(found[: OLDER + 1]):
+            reason = self._why_not(upload)
+            console.print(f"{self.release}: linux {upload.version}: {reason or 'applies'}")
+            if not reason and index + 1 < len(found):
+                return found[index + 1], upload
+        raise LabError(
+            f"the series applies to none of the newest two of {len(found)} kernels of "
+            f"{self.release}: rebase it, see make refresh"
+        )
+
+    def _why_not(self, upload: Upload) -> str:
+        """Return what of the series does not apply to an upload."""
+        with working(f"{self.release}: applying the series to linux {upload.version}"):
+            made = DEB / "package/sources/patches" / upload.series
+            scratch = WORK / "sources.tmp"
+            shutil.rmtree(scratch, ignore_errors=True)
+            names = [*modules.SOURCES, *(made / deb.HEADERS).read_text().split()]
+            uploads.sources(self._deb(upload.source, upload), names, scratch)
+            reason = deb.why_not(made, scratch)
+            shutil.rmtree(scratch)
+        return reason
+
+    def _deb(self, name: str, upload: Upload) -> Path:
+        """Return a package of an upload, fetched if it was not."""
+        self.debs.mkdir(parents=True, exist_ok=True)
+        kept = self.debs / f"{name}_{upload.version}.deb"
+        if not kept.exists():
+            with working(f"{self.release}: fetching {kept.name}"):
+                self.apt.download(f"{name}={upload.version}").rename(kept)
+        return kept
 
     def _note(self, phase: str, what: str, details: str, passed: bool) -> None:
         state = State.PASSED if passed else State.FAILED
@@ -161,7 +213,8 @@ class _System:
 
     def _unpack(self) -> None:
         WORK.mkdir(exist_ok=True)
-        wanted = self._packages()
+        names = (*self.first.packages, f"linux-headers-{self.other}", TOOLS)
+        wanted = ",".join(names)
         base = WORK / f"{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.tar"
         if not base.exists():
             with working(f"{self.release}: mmdebstrap"):
@@ -170,7 +223,7 @@ class _System:
         self.root.mkdir()
         shell.output("tar", "-xpf", base, "-C", self.root, "--numeric-owner")
         with (self.root / EARLY).open("a") as early:
-            early.write(DISK)
+            early.write(f"{DISK}kvm\n")
         shutil.copy(self.package.path, self.root / "package.deb")
         self._pack_earlier()
 
@@ -193,22 +246,6 @@ class _System:
         )
         shutil.rmtree(content)
 
-    def _packages(self) -> str:
-        """What is in the system: also headers of the newest kernel that it must refuse."""
-        apt = mirror.Apt(self.release, WORK / f"{self.release}.apt")
-        known = {upload.release for upload in self.package.uploads}
-        others = [
-            match[1]
-            for name in apt.cache("pkgnames", "linux-headers-6").split()
-            if (match := HEADERS.match(name))
-            and match[1] not in known
-            and not any(flavour in match[1] for flavour in FLAVOURS)
-            and apt.cache("madison", name).strip()
-        ]
-        other = max(others, key=lambda found: [int(word) for word in re.findall(r"\d+", found)])
-        names = (f"linux-image-{self.kernel}", f"linux-headers-{self.kernel}")
-        return ",".join((*names, f"linux-headers-{other}", TOOLS))
-
     def _bootstrap(self, wanted: str, base: Path) -> None:
         scratch = base.with_suffix(".tmp")
         conf = f'mkdir -p "$(dirname "$1/{LIST}")" && echo MODULES=list >"$1/{LIST}"'
@@ -220,16 +257,18 @@ class _System:
         )
         scratch.rename(base)
 
-    def _inside(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def _inside(self, *command: str, first: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command in the system, which does not run; its output in one string."""
+        CCACHE.mkdir(exist_ok=True)
         script = (
             f"cd {shlex.quote(str(self.root))} && mount -t proc proc proc && "
             "mount --rbind /dev dev && mount -t sysfs -o ro sys sys && "
-            f"exec chroot . {shlex.join(command)}"
+            f"mkdir -p ccache && mount --bind {shlex.quote(str(CCACHE))} ccache && "
+            f"{first}exec chroot . {shlex.join(command)}"
         )
         return subprocess.run(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script],
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"},
+            env=ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -240,50 +279,100 @@ class _System:
     def _apt(self, *args: str) -> subprocess.CompletedProcess[str]:
         return self._inside("apt-get", "-q", "-y", *args)
 
-    @property
-    def _updates(self) -> Path:
-        return self.root / "usr/lib/modules" / self.kernel / "updates"
+    def _install(self, *packages: Path) -> subprocess.CompletedProcess[str]:
+        """Have apt install files, in one run."""
+        where = self.root / "debs"
+        where.mkdir()
+        for package in packages:
+            os.link(package, where / package.name)
+        names = (f"/debs/{package.name}" for package in packages)
+        done = self._apt("install", "--allow-downgrades", *names)
+        shutil.rmtree(where)
+        return done
 
-    def _built(self) -> int:
-        return len(list(self._updates.rglob("kvm*.ko*")))
+    def _modules(self, release: str = "") -> list[Path]:
+        """Return what is installed of ours, for a kernel."""
+        updates = self.root / "usr/lib/modules" / (release or self.kernel) / "updates"
+        return list(updates.rglob("kvm*.ko*"))
 
-    def _said(
-        self, phase: str, what: str, done: subprocess.CompletedProcess[str], word: str
+    def _note_built(
+        self, phase: str, what: str, done: subprocess.CompletedProcess[str], *releases: str
     ) -> None:
-        """It ended well, and said so in one line."""
-        said = {line for line in _lines(done, "kvm-global-tdp") if word in line}
-        found = f"status {done.returncode}, {' '.join(said)}"
-        self._note(phase, what, found, done.returncode == 0 and len(said) == 1)
-
-    def _without_kernel(self) -> None:
-        """No kernel that it is for, which may be still to come: it says so."""
-        there = self.root / "usr/lib/modules" / self.kernel
-        aside = self.root / "aside"
-        there.rename(aside)
-        done = self._apt("install", "/earlier.deb")
-        self._said("install", "no supported kernel: told", done, "no kernel here")
-        aside.rename(there)
-
-    def _kernel_comes(self) -> None:
-        """What its package runs builds the modules, and then makes the initramfs."""
-        with (self.root / EARLY).open("a") as early:
-            early.write("kvm\n")
-        with working(f"{self.release}: DKMS builds the modules"):
-            began = time.monotonic()
-            done = self._kernel_installed(self.kernel)
-        seconds = time.monotonic() - began
-        found = f"status {done.returncode}, {self._built()} modules, {seconds:.0f} s"
-        right = done.returncode == 0 and self._built() == len(modules.NAMES)
-        self._note("install", "a supported kernel comes", found, right)
+        """It ended well, with all modules for these kernels."""
+        counts = [len(self._modules(release)) for release in releases]
+        right = done.returncode == 0 and set(counts) == {len(modules.NAMES)}
+        found = ", ".join(f"{n} modules for {r}" for n, r in zip(counts, releases, strict=True))
+        self._note(phase, what, f"status {done.returncode}, {found}", right)
         if not right:
+            (WORK / f"{self.release}.log").write_text(done.stdout)
             for made in self.root.glob("var/lib/dkms/kvm-global-tdp/*/build/make.log"):
                 shutil.copy(made, WORK / f"{self.release}-make.log")
             raise LabError(f"nothing is built on {self.release}: see {WORK}")
-        self._note_early("install", "its initramfs has ours", "updates/dkms")
 
-    def _note_early(self, phase: str, what: str, where: str) -> None:
+    def _note_kept(
+        self,
+        phase: str,
+        what: str,
+        done: subprocess.CompletedProcess[str],
+        word: str,
+        release: str = "",
+    ) -> None:
+        """It ended well, the kernel has its own KVM, and one line says why."""
+        lines = _lines(done, "kvm-global-tdp: ")
+        said = {line for line in lines if "keeps its own KVM" in line}
+        count = len(self._modules(release))
+        found = f"status {done.returncode}, {count} modules, {' '.join(said)}"
+        right = done.returncode == 0 and not count and len(said) == 1 and word in str(said)
+        self._note(phase, what, found, right)
+
+    def _without_kernel(self) -> None:
+        """No kernel that it is for, which may be still to come: it says so."""
+        there = self.root / "usr/lib/modules" / self.first.release
+        aside = self.root / "aside"
+        there.rename(aside)
+        done = self._apt("install", "/earlier.deb")
+        said = [line for line in _lines(done, "kvm-global-tdp") if "no kernel here" in line]
+        found = f"status {done.returncode}, {' '.join(said)}"
+        right = done.returncode == 0 and len(said) == 1
+        self._note("install", "no supported kernel: told", found, right)
+        aside.rename(there)
+
+    def _without_sources(self) -> None:
+        """The kernel is there, its sources aren't, or are those of another one."""
+        first = self.first.release
+        done = self._kernel_installed(first)
+        self._note_kept("sources", "none: told", done, "is not installed", first)
+        done = self._install(self._deb(self.upload.source, self.upload))
+        self._note_kept("sources", "newer ones: told", done, "is newer than", first)
+
+    def _sources_come(self) -> None:
+        """By themselves, after the kernel: what waits for them is built then."""
+        first = self.first.release
+        with working(f"{self.release}: DKMS builds the modules"):
+            began = time.monotonic()
+            done = self._install(self._deb(self.first.source, self.first))
+        seconds = time.monotonic() - began
+        if self.first_fits:
+            self._note_built("sources", f"they come: built in {seconds:.0f} s", done, first)
+            self._note_early("sources", "the initramfs has ours", "updates/dkms", first)
+        else:
+            self._note_kept("sources", "a patch does not apply", done, "does not apply", first)
+
+    def _kernel_upgrade(self) -> None:
+        """Image, headers and sources in one run of apt: ours is there for both kernels."""
+        names = [*self.upload.packages, self.upload.source]
+        with working(f"{self.release}: upgrading the kernel, DKMS builds the modules"):
+            done = self._install(*(self._deb(name, self.upload) for name in names))
+        (WORK / f"{self.release}-kernel.log").write_text(done.stdout)
+        ours = (self.first.release, self.kernel) if self.first_fits else (self.kernel,)
+        what = f"from {self.first.version} to {self.upload.version}"
+        self._note_built("kernel", what, done, *ours)
+        self._note_early("kernel", "its initramfs has ours", "updates/dkms")
+
+    def _note_early(self, phase: str, what: str, where: str, release: str = "") -> None:
         """Look for KVM in the initramfs."""
-        listed = self._inside("lsinitramfs", f"/boot/initrd.img-{self.kernel}").stdout
+        image = f"/boot/initrd.img-{release or self.kernel}"
+        listed = self._inside("lsinitramfs", image).stdout
         found = [line for line in listed.splitlines() if "/kvm.ko" in line]
         self._note(phase, what, " ".join(found), len(found) == 1 and where in found[0])
 
@@ -300,9 +389,9 @@ class _System:
         with working(f"{self.release}: upgrading the package, DKMS builds it"):
             done = self._apt("install", "/package.deb")
         (WORK / f"{self.release}-upgrade.log").write_text(done.stdout)
-        found = f"status {done.returncode}, {self._built()} modules"
-        right = done.returncode == 0 and self._built() == len(modules.NAMES)
-        self._note("upgrade", "by apt", found, right)
+        self._note_built("upgrade", "by apt", done, self.kernel)
+        kept = "is newer than"
+        self._note_kept("upgrade", "old sources are gone: told", done, kept, self.first.release)
         self._note("upgrade", "deleted hook stays deleted", str(hook.name), not hook.exists())
         self._note_early("upgrade", "the initramfs has ours", "updates/dkms")
         changed = image.stat().st_mtime_ns != before
@@ -322,23 +411,42 @@ class _System:
         said = f"Debian {self.upload.version} ".encode()
         image.write_bytes(content.replace(said, said.replace(b"-1", b"-9")))
         done = self._inside("dpkg-reconfigure", f"linux-headers-{self.kernel}")
-        self._said("refuse", "another upload of the kernel", done, "keeps its own KVM")
-        self._note("refuse", "ours is gone", f"{self._built()} modules", not self._built())
+        self._note_kept("refuse", "another upload of the kernel", done, "upgrade both")
         self._note_early("refuse", "the initramfs has the kernel's own", "kernel/arch")
         image.write_bytes(content)
 
-    def _other_kernels(self) -> None:
-        """Other kernels are there: DKMS builds nothing for them."""
-        own = {upload.release for upload in self.package.uploads}
-        others = [
-            path.name
-            for path in (self.root / "usr/lib/modules").iterdir()
-            if path.name not in own
-        ]
-        for other in others:
-            self._skips(other)
-        if not others:
-            self._note("refuse", "another kernel", "none there to try", False)
+    def _does_not_apply(self) -> None:
+        """A patch fails, or there is no room: the kernel has its own KVM."""
+        done = self._kernel_installed(self.kernel)
+        self._note_built("refuse", "the upload that there was: ours is back", done, self.kernel)
+        self._inside("/etc/kernel/prerm.d/dkms", self.kernel)
+        headers = f"linux-headers-{self.kernel}"
+        folder = f"usr/src/kvm-global-tdp-{self.package.version}/patches/{self.upload.series}"
+        patch = sorted((self.root / folder).glob("*.patch"))[-1]
+        content = patch.read_bytes()
+        patch.write_bytes(content.replace(b"\n \t", b"\n \t/* other */ "))
+        done = self._inside("dpkg-reconfigure", headers)
+        self._note_kept(
+            "refuse", "a patch does not apply", done, f"{patch.name} does not apply"
+        )
+        patch.write_bytes(content)
+        cache = "var/cache/kvm-global-tdp"
+        full = f"mkdir -p {cache} && mount -t tmpfs -o size=64k tmpfs {cache} && "
+        done = self._inside("dpkg-reconfigure", headers, first=full)
+        self._note_kept("refuse", "there is no room", done, "No space left")
+
+    def _other_kernel(self) -> None:
+        """Another flavour is there: DKMS builds nothing for it and says in one line why."""
+        other = self.other
+        version = self.earlier.version
+        done = self._inside("dkms", "build", "-m", "kvm-global-tdp", "-v", version, "-k", other)
+        said = _lines(done, "kvm-global-tdp: ")
+        right = len(said) == 1 and other in said[0] and self.package.supported in said[0]
+        self._note("refuse", f"dkms build -k {other}", " ".join(said) or done.stdout, right)
+        status = done.returncode
+        self._note("refuse", "that ends with", f"status {status}", status == DKMS_SKIPPED)
+        done = self._kernel_installed(other)
+        self._note_kept("refuse", "its upgrade goes on", done, self.package.supported, other)
 
     def _purge(self) -> None:
         done = self._apt("purge", deb.NAME)
@@ -346,23 +454,6 @@ class _System:
         found = f"status {done.returncode}, {' '.join(left)}"
         self._note("purge", "nothing is left", found, done.returncode == 0 and not left)
         self._note_early("purge", "the initramfs has the kernel's own", "kernel/arch")
-
-    def _skips(self, other: str) -> None:
-        """Another kernel is there: DKMS builds nothing for it and says in one line why."""
-        version = self.earlier.version
-        done = self._inside("dkms", "build", "-m", "kvm-global-tdp", "-v", version, "-k", other)
-        said = _lines(done, "kvm-global-tdp: ")
-        right = len(said) == 1 and other in said[0] and self.package.kernel in said[0]
-        self._note("refuse", f"dkms build -k {other}", " ".join(said) or done.stdout, right)
-        status = done.returncode
-        self._note("refuse", "that ends with", f"status {status}", status == DKMS_SKIPPED)
-        built = list((self.root / "usr/lib/modules" / other / "updates").rglob("*.ko*"))
-        self._note("refuse", "nothing is built", f"{len(built)} files", not built)
-        done = self._kernel_installed(other)
-        said = set(_lines(done, "kvm-global-tdp: "))
-        right = done.returncode == 0 and len(said) == 1 and self.package.kernel in str(said)
-        found = f"status {done.returncode}, {' '.join(said)}"
-        self._note("refuse", "its upgrade goes on", found, right)
 
     def _kernel_installed(self, release: str) -> subprocess.CompletedProcess[str]:
         """What a kernel's package, and that of its headers, runs in the end."""
@@ -379,14 +470,12 @@ class _System:
         return done
 
     def _reinstalled(self) -> None:
-        """The kernel's package is installed again, which takes DKMS's modules away."""
-        self._inside("/etc/kernel/prerm.d/dkms", self.kernel)
-        counts = [self._built()]
-        status = self._kernel_installed(self.kernel).returncode
-        counts.append(self._built())
-        right = counts == [0, len(modules.NAMES)] and status == 0
-        found = f"status {status}, {' then '.join(map(str, counts))} modules"
-        self._note("install", "comes back with a kernel installed again", found, right)
+        """The kernel's package is installed again, after DKMS has taken its modules away."""
+        before = len(self._modules())
+        done = self._kernel_installed(self.kernel)
+        self._note_built(
+            "install", f"a kernel again: {before} modules, then", done, self.kernel
+        )
 
     def _make_disk(self) -> None:
         own = self.root / "package-test"
@@ -412,7 +501,7 @@ class _System:
             )
         self.disk.unlink(missing_ok=True)
         with self.disk.open("w") as disk:
-            disk.truncate(4 << 30)
+            disk.truncate(6 << 30)
         with working(f"{self.release}: making a disk of it"):
             shell.output("mkfs.ext4", "-q", "-d", self.root, self.disk)
         early.write_text(early.read_text() + "kvm\n")

@@ -45,6 +45,8 @@ ours() {
 		check "loaded $module is ours" "$found" test "$found" = "$version"
 	done
 	check 'dmesg says so' "$(dmesg | grep -o 'kvm: with Global TDP.*')" says_ours
+	found=$(kvm_of linux_source)
+	check "made from this kernel's sources" "$found" grep -qF "Debian $found " <<<"$(uname -v)"
 	check 'files of the kernel package untouched' 'dpkg --verify' kernel_untouched
 }
 

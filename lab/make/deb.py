@@ -1,58 +1,59 @@
-"""The package kvm-global-tdp-dkms: the sources of the modules, built by DKMS on the host.
+"""The package kvm-global-tdp-dkms: what of the series changes KVM, built by DKMS on the host.
 
-It is for one version of the kernel, the one that the series was composed on, in those
-uploads of Debian that have its KVM: see lab.source.uploads. Others keep their own KVM: that of
-another kernel would take back fixes, and KVM's internal headers change between them.
+It has no KVM: for each kernel that is installed, packaging/take-sources takes that of Debian's
+linux-source of the same version, and applies the series for it. Here its patches are made out
+of those in patches/, and tried on the tree that they were composed on.
 """
 
-import hashlib
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from debian.debian_support import Version
 
 from lab import shell
 from lab.error import LabError
 from lab.make import modules
-from lab.paths import BUILD, DEB, LINUX, PACKAGING, ROOT
+from lab.paths import BUILD, DEB, LINUX, PACKAGING, PATCHES, ROOT
 from lab.shell import console, locked, working
-from lab.source import tree, uploads
+from lab.source import debian, patches, tree
 from lab.source.git import BASE, Git
-from lab.source.uploads import Upload
 
 NAME = "kvm-global-tdp-dkms"
 CHECK = "global-tdp-check"
 """The other package of the same source: for any host, also without ours."""
 
-VERSIONED = ("x86.c", "svm/svm.c", "vmx/vmx.c")
-"""A source of each module, to say the version in."""
+HEADERS = "headers"
+"""Beside the patches: those that they change, and the kernel has."""
 
-HEADERS = "headers.sha256"
 HOOK = "dkms-global-tdp"
 """Sorts after dkms, and before what makes an initramfs: dracut, initramfs-tools."""
 
-_IN_SOURCES = ("check-kernel", "check-load", "keep-stock", "dkms.conf")
+_IN_SOURCES = (
+    *("check-kernel", "check-source", "take-sources", "check-load", "keep-stock"),
+    *("dkms.conf", "origin.patch"),
+)
 _PROGRAMS = {
     "usr/lib/kvm-global-tdp": ("kernel-hook", "remake-initramfs"),
     "usr/sbin": ("global-tdp-status",),
 }
+_HEADERS = ("arch/x86/include/", "include/")
+_FILE = re.compile(r"diff --git a/(\S+) b/\1\n")
 
 
 @dataclass(frozen=True)
 class Package:
     """What make deb builds."""
 
-    uploads: tuple[Upload, ...]
-    """Of the kernel, that it is for."""
-
     version: str
     """Of the package, the series and the modules: the kernel's, and when of which commit."""
 
-    @property
-    def kernel(self) -> str:
-        """Version of the kernel, as 6.12.117."""
-        return uploads.upstream(self.uploads[0].version)
+    series: tuple[str, ...] = field(default_factory=lambda: tuple(folders()))
+    """Versions of Linux that there are patches for, as 6.12."""
 
     @property
     def path(self) -> Path:
@@ -64,27 +65,20 @@ class Package:
 
     @property
     def pattern(self) -> str:
-        """What `uname -r` says on the kernels this is for, for bash."""
-        releases = sorted({upload.release for upload in self.uploads})
-        return rf"^({'|'.join(map(re.escape, releases))})$".replace(r"\-", "-")
-
-    @property
-    def kernels(self) -> str:
-        """The uploads, one a line."""
-        return "".join(f"{upload.release} {upload.version}\n" for upload in self.uploads)
+        """What `uname -r` says on the kernels this is for, for bash and grep -E."""
+        return rf"^({'|'.join(map(re.escape, self.series))})\.[0-9]+(\+[a-z0-9.]+)?-amd64$"
 
     @property
     def supported(self) -> str:
-        """The uploads, for people."""
-        known = (f"{upload.release} ({upload.version})" for upload in self.uploads)
-        return f"Debian's {', '.join(known)}"
+        """Those kernels, for people."""
+        return f"Debian's Linux {' and '.join(self.series)} (flavour amd64)"
 
 
 def build() -> Package:
-    """Build build/*.deb from what is committed in patches/ and the new files."""
+    """Build build/*.deb from what is committed in patches/."""
     with locked("modules"):
         tree.compose()
-        package = _describe(uploads.same_kvm())
+        package = Package(_version())
         for name in (NAME, CHECK):
             for old in BUILD.glob(f"{name}_*.deb"):
                 old.unlink()
@@ -107,10 +101,73 @@ def pack(package: Package) -> None:
             shutil.move(DEB / path.name, path)
 
 
-def _describe(known: Sequence[Upload]) -> Package:
+def why_not(series: Path, tree: Path) -> str:
+    """Apply patches that write_series() has written, as hosts do; return what is wrong."""
+    options = ("-p1", "--fuzz=0", "--force", "--silent", "--no-backup-if-mismatch")
+    for patch in patches.series(series):
+        done = subprocess.run(
+            ("patch", "-d", tree, *options, "-i", patch.resolve()),
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            return f"{patch.name} does not apply: {(done.stdout or done.stderr).strip()}"
+    return ""
+
+
+def write_series(of: Sequence[Path], into: Path) -> None:
+    """Write what of the patches changes KVM's modules, and which headers of the kernel's."""
+    into.mkdir(parents=True)
+    chosen = {path.name: of_modules(patches.read(path)) for path in of}
+    chosen = {name: text for name, text in chosen.items() if text}
+    for name, text in chosen.items():
+        patches.write(into / name, text)
+    (into / "series").write_text("".join(f"{name}\n" for name in chosen))
+    headers = changed_headers(chosen.values())
+    (into / HEADERS).write_text("".join(f"{name}\n" for name in headers))
+
+
+def of_modules(patch: str) -> str:
+    """Return a patch without files that KVM's modules aren't made of; "" if none is left."""
+    head, *_ = patch.partition("diff --git ")
+    kept = []
+    for name, section in _sections(patch):
+        if name.startswith((*(f"{source}/" for source in modules.SOURCES), *_HEADERS)):
+            kept.append(section)
+        elif not modules.ELSEWHERE.match(name):
+            raise LabError(f"a package of modules can't change {name}")
+    return head + "".join(kept) if kept else ""
+
+
+def changed_headers(of: Iterable[str]) -> list[str]:
+    """Return the headers outside of KVM's directories that patches change, but don't add."""
+    new: dict[str, bool] = {}
+    for patch in of:
+        for name, section in _sections(patch):
+            if name.startswith(_HEADERS):
+                new.setdefault(name, "\nnew file mode " in section)
+    return sorted(name for name, is_new in new.items() if not is_new)
+
+
+def folders() -> Mapping[str, Path]:
+    """Return where the patches for each version of Linux are."""
+    found = (path.parent for path in PATCHES.parent.glob("*/series"))
+    return {path.name: path for path in sorted(found, key=lambda path: Version(path.name))}
+
+
+def _sections(patch: str) -> Iterator[tuple[str, str]]:
+    """Yield files and what a patch does to them."""
+    for section in re.split(r"^(?=diff --git )", patch, flags=re.M)[1:]:
+        match = _FILE.match(section)
+        if not match:
+            raise LabError(f"a package can't rename files: {section.splitlines()[0]}")
+        yield match[1], section
+
+
+def _version() -> str:
     edited = ".edited" if Git(ROOT)("status", "--porcelain") else ""
-    kernel = uploads.upstream(known[0].version)
-    return Package(tuple(known), f"{kernel}+{_commit('%cd')}.g{_commit('%h')}{edited}")
+    kernel = debian.kernel().release.partition("+")[0]
+    return f"{kernel}+{_commit('%cd')}.g{_commit('%h')}{edited}"
 
 
 def _commit(what: str) -> str:
@@ -130,13 +187,10 @@ def _fill(work: Path, package: Package) -> None:
     """Write a Debian source package, all but its name and version from packaging/."""
     shutil.copytree(PACKAGING / "debian", work / "debian")
     sources = work / "sources"
-    modules.mirror(sources)
-    shell.output("patch", "-d", sources, "-p1", "-i", PACKAGING / "origin.patch")
-    for name in VERSIONED:
-        with (sources / "arch/x86/kvm" / name).open("a") as source:
-            source.write(f'MODULE_VERSION("{package.version}");\n')
-    (sources / HEADERS).write_text(_checksums(sources / "front"))
-    (sources / "kernels").write_text(package.kernels)
+    for name in package.series:
+        write_series(patches.series(folders()[name]), sources / "patches" / name)
+    _try(sources / "patches" / PATCHES.name)
+    (sources / "makefile.sed").write_text(modules.makefile_sed())
     words = _words(package)
     for path in (work / "debian").iterdir():
         if path.is_file():
@@ -153,6 +207,11 @@ def _fill(work: Path, package: Package) -> None:
         _copy(PACKAGING / "hook-stub", work / when / HOOK, {"REMAKE": remake})
         installed.append(f"{when}/{HOOK} etc/kernel/{when}")
     (work / "debian" / f"{NAME}.install").write_text("\n".join(installed) + "\n")
+    # Sources may come after the kernel, in the same run of dpkg or years later.
+    triggers = (
+        f"interest-noawait /usr/src/linux-source-{name}.tar.xz\n" for name in package.series
+    )
+    (work / "debian" / f"{NAME}.triggers").write_text("".join(triggers))
     for name, page in ((NAME, "global-tdp-status.8"), (CHECK, f"{CHECK}.8")):
         shutil.copy(PACKAGING / page, work)
         (work / "debian" / f"{name}.manpages").write_text(f"{page}\n")
@@ -160,14 +219,39 @@ def _fill(work: Path, package: Package) -> None:
     (work / "debian" / f"{CHECK}.install").write_text(f"{CHECK} usr/sbin\n")
 
 
+def _try(made: Path) -> None:
+    """See that the patches of the composed series make of its base what is in build/linux."""
+    git = Git(LINUX)
+    headers = git.lines("diff", "--name-only", "--no-renames", BASE, "HEAD", "--", *_HEADERS)
+    with tempfile.TemporaryDirectory() as scratch:
+        tried, wanted = Path(scratch, "tried"), Path(scratch, "wanted")
+        for revision, into in ((BASE, tried), ("HEAD", wanted)):
+            known = [name for name in headers if git.exists(revision, name)]
+            _check_out(revision, [*modules.SOURCES, *known], into)
+            if revision == BASE and known != (made / HEADERS).read_text().split():
+                raise LabError(f"{made / HEADERS} are not those that the series changes")
+        if reason := why_not(made, tried):
+            raise LabError(reason)
+        differ = subprocess.run(("diff", "-rq", tried, wanted), capture_output=True, text=True)
+        if differ.returncode:
+            raise LabError(f"the package would have another KVM: {differ.stdout.strip()}")
+
+
+def _check_out(revision: str, names: Sequence[str], into: Path) -> None:
+    into.mkdir()
+    command = ("git", "-C", LINUX, "archive", "--format=tar", revision, *names)
+    archive = subprocess.run(command, capture_output=True, check=True).stdout
+    subprocess.run(("tar", "-xf", "-", "-C", into), input=archive, check=True)
+
+
 def _words(package: Package) -> dict[str, str]:
-    headers = (f"linux-headers-{upload.release}" for upload in package.uploads)
+    headers = [f"linux-headers-{name}-amd64" for name in package.series]
     return {
         "VERSION": package.version,
         "PATTERN": package.pattern,
         "SUPPORTED": package.supported,
-        "KERNELS": re.sub("^", "  ", package.kernels.rstrip(), flags=re.MULTILINE),
-        "HEADERS": " | ".join(dict.fromkeys(headers)),
+        "SOURCES": " | ".join(f"linux-source-{name}" for name in package.series),
+        "HEADERS": " | ".join((*headers, "linux-headers-amd64")),
         "COMMIT": _commit("%H"),
         "MAINTAINER": _commit("%an <%ae>"),
         "DATE": _commit("%cD"),
@@ -181,14 +265,3 @@ def _copy(source: Path, target: Path, words: dict[str, str]) -> None:
 
 def _replace(text: str, words: dict[str, str]) -> str:
     return re.sub(r"@([A-Z]+)@", lambda match: words[match[1]], text)
-
-
-def _checksums(front: Path) -> str:
-    """Return checksums of the headers that the series changes, as the kernel has them."""
-    git = Git(LINUX)
-    names = (str(path.relative_to(front)) for path in sorted(front.rglob("*.h")))
-    return "".join(
-        f"{hashlib.sha256(git('show', f'{BASE}:{name}').encode()).hexdigest()}  {name}\n"
-        for name in names
-        if git.exists(BASE, name)
-    )
