@@ -176,8 +176,8 @@ class _System:
             if not reason and index + 1 < len(found):
                 return found[index + 1], upload
         raise LabError(
-            f"the series applies to none of the newest two of {len(found)} kernels of "
-            f"{self.release}: rebase it, see make refresh"
+            f"the series applies to none of {self.release}'s newest {OLDER + 1} kernels that "
+            "have one before: rebase it in build/linux, then make refresh"
         )
 
     def _why_not(self, upload: Upload) -> str:
