@@ -473,7 +473,7 @@ class KernelHook(_Host):
         text = (PACKAGING / "kernel-hook").read_text()
         for path in ("/usr/src/kvm-global-tdp-@VERSION@", "/usr/lib/kvm-global-tdp"):
             text = text.replace(path, str(self.programs))
-        for path in ("/lib/modules", "/var/lib/dkms", "/var/cache"):
+        for path in ("/lib/modules", "/var/lib/dkms", "/var/cache", "/run"):
             text = text.replace(path, f"{self.root}{path}")
         _write(self.root / "hook", text)
         (self.root / "done").unlink(missing_ok=True)
@@ -481,8 +481,10 @@ class KernelHook(_Host):
             ["sh", self.root / "hook", RELEASE, *args],
             env={**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}"},
             capture_output=True,
+            text=True,
         )
         self.assertEqual(list(self.root.glob("var/cache/*/*")), [])
+        self.said = done.stderr.splitlines()
         return done.returncode
 
     def did(self) -> list[str]:
@@ -540,6 +542,17 @@ class KernelHook(_Host):
             self.program("take-sources", "exit 1")
             self.assertEqual(self.hook(), 0)
             self.assertEqual(self.did(), done)
+
+    def test_told_once(self) -> None:
+        """Until there is something else to say, or it was built."""
+        for reason, said in (("one", 1), ("one", 0), ("two", 1), ("", 0), ("two", 1)):
+            if reason:
+                self.program("take-sources", f"echo {reason} >&2; exit 1")
+            else:
+                self.program("take-sources", 'mkdir -p "$2" && touch "$2/taken"')
+            self.state("")
+            self.assertEqual(self.hook(), 0)
+            self.assertEqual(self.said, [reason] * said)
 
     def test_no_room(self) -> None:
         _write(self.root / "var/cache", "")

@@ -75,7 +75,7 @@ DKMS_SKIPPED = 77
 LEFT = (
     *("usr/src/kvm-global-tdp*", "usr/lib/kvm-global-tdp", "etc/kernel/*/*global-tdp*"),
     *("var/lib/dkms/kvm-global-tdp", "usr/sbin/global-tdp-status", *FORMER),
-    "var/cache/kvm-global-tdp",
+    *("var/cache/kvm-global-tdp", "run/kvm-global-tdp"),
 )
 """Of the package; nothing of it is there after it was purged."""
 BOOT_SECONDS = 900
@@ -317,9 +317,9 @@ class _System:
         word: str,
         release: str = "",
     ) -> None:
-        """It ended well, the kernel has its own KVM, and one line says why."""
+        """It ended well, the kernel has its own KVM, and one line says why, once."""
         lines = _lines(done, "kvm-global-tdp: ")
-        said = {line for line in lines if "keeps its own KVM" in line}
+        said = [line for line in lines if "keeps its own KVM" in line]
         count = len(self._modules(release))
         found = f"status {done.returncode}, {count} modules, {' '.join(said)}"
         right = done.returncode == 0 and not count and len(said) == 1 and word in str(said)
@@ -458,15 +458,16 @@ class _System:
     def _kernel_installed(self, release: str) -> subprocess.CompletedProcess[str]:
         """What a kernel's package, and that of its headers, runs in the end."""
         log = WORK / f"{self.release}-{release}.log"
-        log.write_text("")
+        said = ""
         for when in ("postinst.d", "header_postinst.d"):
             names = f"dkms|{deb.HOOK}|initramfs-tools"
             chosen = (f"--regex=^({names})$", f"--arg={release}")
             done = self._inside("run-parts", "--exit-on-error", *chosen, f"/etc/kernel/{when}")
-            with log.open("a") as kept:
-                kept.write(done.stdout)
+            said += done.stdout
             if done.returncode:
                 break
+        log.write_text(said)
+        done.stdout = said
         return done
 
     def _reinstalled(self) -> None:
