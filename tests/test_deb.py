@@ -7,12 +7,13 @@ import tarfile
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from lab.error import LabError
 from lab.make import deb, modules
 from lab.make.deb import Package
 from lab.paths import PACKAGING
-from lab.source import patches
+from lab.source import patches, uploads
 
 PACKAGE = Package("6.12.117+20261123.022200.g0123456789ab", ("6.12", "7.3"))
 GOOD = (
@@ -54,6 +55,37 @@ class Pattern(unittest.TestCase):
                 grep = ["grep", "-Eq", PACKAGE.pattern]
                 found = subprocess.run(grep, input=release.encode()).returncode == 0
                 self.assertEqual(found, wanted)
+
+
+class Uploads(unittest.TestCase):
+    """What an archive has of a version of Linux."""
+
+    def test_newest_first(self) -> None:
+        image = "linux-image-6.12"
+        known = {
+            f"{image}.99+deb13-amd64": ["6.12.99-1"],
+            f"{image}.107+deb13-amd64": ["6.12.107-1"],
+            f"{image}.107+deb13.1-amd64": ["6.12.107-2"],
+            f"{image}.108+deb12-amd64": ["6.12.108-1~deb12u1"],
+            f"{image}.108+deb13-rt-amd64": ["6.12.108-1"],
+            f"{image}.108+deb13-amd64-unsigned": ["6.12.108-1"],
+            f"{image}-amd64": ["6.12.108-1"],
+        }
+
+        def cache(command: str, *names: str) -> str:
+            if command == "pkgnames":
+                return "\n".join(known)
+            pairs = ((name, version) for name in names for version in known[name])
+            # In each of two suites.
+            return "".join(f" {name} | {version} | suite\n" * 2 for name, version in pairs)
+
+        apt = mock.Mock(cache=cache)
+        found = uploads.offered(apt, "6.12", "deb13")
+        versions = ["6.12.107-2", "6.12.107-1", "6.12.99-1"]
+        self.assertEqual([upload.version for upload in found], versions)
+        self.assertEqual(found[0].release, "6.12.107+deb13.1-amd64")
+        self.assertEqual(found[0].source, "linux-source-6.12")
+        self.assertEqual(uploads.offered(apt, "7.3", "deb13"), [])
 
 
 def _patch(*names: str, new: bool = False) -> str:
