@@ -476,7 +476,13 @@ build)
 	[ -e @ROOT@/broken ] && exit 10
 	cp @ROOT@/upload @ROOT@/made_from
 	echo built >@ROOT@/state ;;
-install) echo installed >@ROOT@/state ;;
+install)
+	[ ! -e @ROOT@/cut_off ] || {
+		mkdir -p @ROOT@/lib/modules/@RELEASE@/updates/dkms
+		touch @ROOT@/lib/modules/@RELEASE@/updates/dkms/kvm-amd.ko.xz
+		exit 6
+	}
+	echo installed >@ROOT@/state ;;
 uninstall) echo built >@ROOT@/state ;;
 esac
 echo "$1" >>@ROOT@/done
@@ -489,7 +495,7 @@ class KernelHook(_Host):
     def setUp(self) -> None:
         super().setUp()
         (self.root / f"lib/modules/{RELEASE}/build/include").mkdir(parents=True)
-        for name in ("check-load", "remake-initramfs"):
+        for name in ("check-load", "remake-initramfs", "keep-stock", "depmod"):
             self.program(name, f'echo {name} "$@" >>{self.root}/done')
         self.program("check-kernel", f"cat {self.root}/upload")
         self.program("take-sources", 'mkdir -p "$2" 2>/dev/null && touch "$2/taken"')
@@ -534,6 +540,25 @@ class KernelHook(_Host):
         self.assertEqual(self.did(), ["build", "install"])
         self.assertEqual(self.hook(), 0)
         self.assertEqual(self.did(), [])
+
+    def test_an_installation_that_fails_leaves_nothing(self) -> None:
+        (self.root / "cut_off").touch()
+        other = self.root / f"lib/modules/{RELEASE}/updates/dkms/kvmfr.ko"
+        _write(other, "somebody else's")
+        self.assertEqual(self.hook("--initramfs"), 1)
+        self.assertEqual(list(other.parent.iterdir()), [other])
+        done = (self.root / "done").read_text().splitlines()
+        self.assertEqual(done[-2:], [f"keep-stock {RELEASE}", f"depmod {RELEASE}"])
+        self.assertIn("has its own KVM again", self.said[-1])
+
+    def test_no_room_to_install(self) -> None:
+        self.program("df", "echo x; echo / 1 1 65535 1 /")
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["build"])
+        self.assertIn("64 MB are needed", self.said[-1])
+        self.program("df", "echo x; echo / 1 1 65536 1 /")
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["install"])
 
     def test_its_headers_come_later(self) -> None:
         self.assertEqual(self.hook("--initramfs"), 0)
