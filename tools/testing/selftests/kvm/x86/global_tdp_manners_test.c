@@ -39,6 +39,9 @@
 /* Little enough to meet the threads at work. */
 #define POLL_USECS	50
 
+/* Attempts in which the host may let the machine stand just as a thread leaves its CPU. */
+#define MAX_BUSY	5
+
 /* How long to see that nothing happens. */
 #define STILL_USECS	500000
 
@@ -180,8 +183,8 @@ static pid_t start_busy(void)
 static bool test_freezer(void)
 {
 	u64 before;
+	int i, nr_busy = 0;
 	pid_t pid;
-	int i;
 
 	cgroup = gtdp_cgroup_create(NULL, NULL);
 	if (!cgroup)
@@ -194,12 +197,13 @@ static bool test_freezer(void)
 		gtdp_wait_until((before = cpu_time_of(pid), usleep(5000),
 				 cpu_time_of(pid) == before));
 		usleep(STILL_USECS / ATTEMPTS);
-		TEST_ASSERT(cpu_time_of(pid) - before < FROZEN_NS,
-			    "%lu ns of a CPU while frozen", cpu_time_of(pid) - before);
+		nr_busy += cpu_time_of(pid) - before >= FROZEN_NS;
 		set_frozen(false);
 		/* At another moment each time. */
 		usleep(10000 + i * 777);
 	}
+	TEST_ASSERT(nr_busy <= MAX_BUSY, "%d of %d times, threads had a CPU while frozen",
+		    nr_busy, ATTEMPTS);
 
 	WRITE_ONCE(shared->done, true);
 	gtdp_check_exit(pid);
