@@ -51,22 +51,6 @@ struct env {
 	struct gtdp_mem mem;
 };
 
-static u64 read_number(const char *dir, const char *name)
-{
-	char path[128];
-	u64 value;
-	FILE *file;
-	int r;
-
-	snprintf(path, sizeof(path), "%s/%s", dir, name);
-	file = fopen(path, "r");
-	TEST_ASSERT(file, "No %s", path);
-	r = fscanf(file, "%lu", &value);
-	TEST_ASSERT_EQ(r, 1);
-	fclose(file);
-	return value;
-}
-
 /* What the cgroup pays for, of one kind. */
 static u64 charged(const char *kind)
 {
@@ -156,7 +140,7 @@ static void limited_vmm(void)
 	fd = prepare_for_limit(&env);
 	before = charged("sec_pagetables");
 	faults = gtdp_vcpu_stat(env.vcpu, "pf_taken");
-	set_limit(read_number(cgroup, "memory.current") + LEEWAY);
+	set_limit(gtdp_read_number(cgroup, "memory.current") + LEEWAY);
 
 	err = gtdp_populate_on(env.vm, &range, &sum);
 
@@ -195,7 +179,7 @@ static void limited_follower(bool alone)
 	char go;
 
 	prepare_for_limit(&env);
-	set_limit(read_number(cgroup, "memory.current") + LEEWAY);
+	set_limit(gtdp_read_number(cgroup, "memory.current") + LEEWAY);
 	gtdp_populate_async(env.vm, GTDP_GPA, MEM_SIZE);
 
 	TEST_ASSERT_EQ(read(pipe_fds[0], &go, 1), 1);
@@ -371,7 +355,7 @@ static u64 module_users(void)
 	char path[64];
 
 	snprintf(path, sizeof(path), "%s/refcnt", module);
-	return access(path, F_OK) ? 0 : read_number(module, "refcnt");
+	return access(path, F_OK) ? 0 : gtdp_read_number(module, "refcnt");
 }
 
 /*
@@ -458,8 +442,8 @@ static bool test_limit_untouched(void (*vmm)(void), bool swap)
 	create_shared();
 	pid = gtdp_start(cgroup, vmm);
 	wait_for(pid, READY);
-	set_limit(read_number(cgroup, "memory.current"));
-	swapped = swap ? read_number(cgroup, "memory.swap.current") : 0;
+	set_limit(gtdp_read_number(cgroup, "memory.current"));
+	swapped = swap ? gtdp_read_number(cgroup, "memory.swap.current") : 0;
 	read_events(before, sizeof(before));
 
 	set_step(POPULATE);
@@ -467,7 +451,7 @@ static bool test_limit_untouched(void (*vmm)(void), bool swap)
 
 	read_events(after, sizeof(after));
 	if (swap)
-		TEST_ASSERT_EQ(read_number(cgroup, "memory.swap.current"), swapped);
+		TEST_ASSERT_EQ(gtdp_read_number(cgroup, "memory.swap.current"), swapped);
 	TEST_ASSERT(!strcmp(before, after), "Events of memory before:\n%safter:\n%s",
 		    before, after);
 	unknown = shared->unknown;
@@ -874,7 +858,7 @@ static bool test_unasked(const char *limit, u64 (*value)(u64 current))
 	/* Figures of a cgroup may be two seconds old. */
 	sleep(HIGH_SECONDS);
 	before = charged("sec_pagetables");
-	snprintf(text, sizeof(text), "%lu", value(read_number(cgroup, "memory.current")));
+	snprintf(text, sizeof(text), "%lu", value(gtdp_read_number(cgroup, "memory.current")));
 	TEST_ASSERT(gtdp_write_file(parent, limit, text), "Can't set %s", limit);
 	set_step(POPULATE);
 	wait_for(pid, POPULATED);

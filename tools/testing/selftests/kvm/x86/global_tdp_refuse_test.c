@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Proves that population leaves alone what only the fault path can decide on,
- * and goes on around it: memory with a protection key, mappings of devices.  A
- * vCPU that touches them gets what it gets without Global TDP.
+ * and goes on around it: memory with a protection key, mappings of devices, what
+ * a guest_memfd has.  A vCPU that touches them gets what it gets without Global TDP.
  * Also that a mapping of a file that is open for reading only is read-only for the
  * guest, and that what is mapped by the time that a fault is done is left alone by
  * that, too.
@@ -10,6 +10,7 @@
  * See global_tdp_populate_test for other memory that is not accessible, and
  * global_tdp_poison_test for poisoned pages.
  */
+#include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
 #include <time.h>
@@ -25,6 +26,7 @@
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
 
 #define HOST_TAG	1
+#define GMEM_TAG	2000000
 #define GUEST_TAG	1000000
 
 /* The BIOS, of which any PC has one. */
@@ -295,12 +297,71 @@ static bool test_created(void)
 	return true;
 }
 
+/*
+ * The guest's memory is what is in the guest_memfd, whatever the VMM has at the
+ * memslot's address; nothing but its faults maps it, page by page.
+ */
+static bool test_guest_memfd(void)
+{
+	const u64 flags = GUEST_MEMFD_FLAG_MMAP | GUEST_MEMFD_FLAG_INIT_SHARED;
+	struct kvm_populate_memory range = { .gpa = GTDP_GPA, .size = MEM_SIZE };
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	u64 nr_code;
+	void *gmem;
+	int fd, r;
+
+	vm = create(&vcpu, GTDP_ALL);
+	if ((vm_check_cap(vm, KVM_CAP_GUEST_MEMFD_FLAGS) & flags) != flags) {
+		ksft_print_msg("no guest_memfd that can be mapped\n");
+		kvm_vm_free(vm);
+		return false;
+	}
+	nr_code = gtdp_nr_mapped(vm);
+
+	fd = vm_create_guest_memfd(vm, MEM_SIZE, flags);
+	gmem = mmap(NULL, MEM_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	TEST_ASSERT(gmem != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	gtdp_stamp(gmem, NR_PAGES, GMEM_TAG);
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	vm_set_user_memory_region2(vm, GTDP_SLOT, KVM_MEM_GUEST_MEMFD, GTDP_GPA, MEM_SIZE,
+				   mem.hva, fd, 0);
+
+	r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+	TEST_ASSERT(r && errno == ENOENT, "KVM_POPULATE_MEMORY: %d, errno %d", r, errno);
+	TEST_ASSERT_EQ(range.gpa, GTDP_GPA);
+	range.flags = KVM_POPULATE_ASYNC;
+	r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+	TEST_ASSERT(r && errno == ENOENT, "KVM_POPULATE_ASYNC: %d, errno %d", r, errno);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_code);
+
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, GMEM_TAG), NR_PAGES);
+	gtdp_run(vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, GUEST_TAG);
+	gtdp_check(gmem, NR_PAGES, GUEST_TAG);
+	gtdp_check(mem.hva, NR_PAGES, HOST_TAG);
+
+	/* What is taken away is gone, and nobody brings it back ahead of the guest. */
+	r = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, MEM_SIZE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("fallocate()", r));
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), nr_code);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK_ZERO, GTDP_GPA, NR_PAGES, 0), NR_PAGES);
+
+	kvm_vm_free(vm);
+	munmap(gmem, MEM_SIZE);
+	close(fd);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "protection key", test_key_small },
 	{ "protection key, huge pages", test_key_huge },
 	{ "device memory", test_device },
 	{ "file open for reading", test_readonly_file },
 	{ "memslot created under a fault", test_created },
+	{ "guest_memfd", test_guest_memfd },
 };
 
 int main(void)

@@ -794,8 +794,27 @@ u64 gtdp_nr_sleeps(pid_t tid)
 	return nr;
 }
 
-/* Whether a VM that the process has created, which may be gone by now, exists. */
-bool gtdp_has_vm(pid_t pid)
+/* The number that a file begins with. */
+u64 gtdp_read_number(const char *dir, const char *name)
+{
+	char path[PATH_MAX];
+	u64 value;
+	FILE *file;
+	int r;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	file = fopen(path, "r");
+	TEST_ASSERT(file, "No %s", path);
+	r = fscanf(file, "%lu", &value);
+	TEST_ASSERT_EQ(r, 1);
+	fclose(file);
+	return value;
+}
+
+#define DEBUGFS_KVM	"/sys/kernel/debug/kvm"
+
+/* Where debugfs tells about a VM that the process has created; false if there is none. */
+static bool find_vm(pid_t pid, char *path, size_t size)
 {
 	char prefix[16];
 	struct dirent *entry;
@@ -803,12 +822,32 @@ bool gtdp_has_vm(pid_t pid)
 	DIR *dir;
 
 	snprintf(prefix, sizeof(prefix), "%d-", pid);
-	dir = opendir("/sys/kernel/debug/kvm");
-	TEST_ASSERT(dir, "No /sys/kernel/debug/kvm");
-	while (!found && (entry = readdir(dir)))
+	dir = opendir(DEBUGFS_KVM);
+	TEST_ASSERT(dir, "No " DEBUGFS_KVM);
+	while (!found && (entry = readdir(dir))) {
 		found = !strncmp(entry->d_name, prefix, strlen(prefix));
+		if (found)
+			snprintf(path, size, DEBUGFS_KVM "/%s", entry->d_name);
+	}
 	closedir(dir);
 	return found;
+}
+
+/* Whether a VM that the process has created, which may be gone by now, exists. */
+bool gtdp_has_vm(pid_t pid)
+{
+	char path[PATH_MAX];
+
+	return find_vm(pid, path, sizeof(path));
+}
+
+/* A statistic of a VM of another process. */
+u64 gtdp_vm_stat_of(pid_t pid, const char *name)
+{
+	char path[PATH_MAX];
+
+	TEST_ASSERT(find_vm(pid, path, sizeof(path)), "There is no VM of %d", pid);
+	return gtdp_read_number(path, name);
 }
 
 /* The thread that helps the follower; 0 if there is none, or the first of more. */
@@ -853,18 +892,10 @@ bool gtdp_is_running(pid_t tid)
 /* The time that a thread has run for, in ns. */
 u64 gtdp_cpu_time(pid_t tid)
 {
-	u64 ns;
-	char path[64];
-	FILE *file;
-	int r;
+	char dir[32];
 
-	snprintf(path, sizeof(path), "/proc/%d/schedstat", tid);
-	file = fopen(path, "r");
-	TEST_ASSERT(file, "No %s", path);
-	r = fscanf(file, "%lu", &ns);
-	TEST_ASSERT_EQ(r, 1);
-	fclose(file);
-	return ns;
+	snprintf(dir, sizeof(dir), "/proc/%d", tid);
+	return gtdp_read_number(dir, "schedstat");
 }
 
 /* What is mapped right now, whoever mapped it, in 4KiB pages. */
