@@ -39,7 +39,7 @@
 #define PORT_DONE	0x10
 #define TRIES		10000
 
-enum how { NOTHING, POPULATE, PREFAULT, FOLLOW };
+enum how { NOTHING, POPULATE, CACHED, PREFAULT, FOLLOW };
 
 static const struct way {
 	const char *name;
@@ -48,8 +48,10 @@ static const struct way {
 	enum how how;		/* fill the guest's */
 } ways[] = {
 	{ "plain" },
-	{ "around",		KVM_GLOBAL_TDP_FAULT_AROUND },
+	{ "present+around",	KVM_GLOBAL_TDP_FAULT_AROUND },
+	{ "around",		KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_PAGE_CACHE },
 	{ "populate",		KVM_GLOBAL_TDP_POPULATE, 0, POPULATE },
+	{ "cached+populate",	KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_PAGE_CACHE, 0, CACHED },
 	{ "read",		0, MADV_POPULATE_READ },
 	{ "read+prefault",	0, MADV_POPULATE_READ, PREFAULT },
 	{ "read+around",	KVM_GLOBAL_TDP_FAULT_AROUND, MADV_POPULATE_READ },
@@ -208,7 +210,9 @@ static void populate(enum how how, uint64_t pages)
 	struct kvm_pre_fault_memory fault = { .gpa = MEM_GPA, .size = pages * PAGE };
 	int tries = 20000;
 
-	if (how == POPULATE)
+	if (how == CACHED)
+		range.flags = KVM_POPULATE_PAGE_CACHE;
+	if (how == POPULATE || how == CACHED)
 		IOCTL(vm_fd, KVM_POPULATE_MEMORY, &range);
 	else if (how == PREFAULT)
 		IOCTL(vcpu_fd, KVM_PRE_FAULT_MEMORY, &fault);

@@ -24,8 +24,10 @@ _TITLES = {
 
 _LABELS = {
     "plain": "mmap() only",
+    "present+around": "mmap() only, fault-around without the page cache",
     "around": "mmap() only, fault-around",
     "populate": "mmap() only, KVM_POPULATE_MEMORY",
+    "cached+populate": "… of what the page cache holds",
     "read": "MADV_POPULATE_READ",
     "read+prefault": "… and KVM_PRE_FAULT_MEMORY",
     "read+around": "… and fault-around",
