@@ -52,6 +52,8 @@ static const struct way {
 	{ "around",		KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_PAGE_CACHE },
 	{ "populate",		KVM_GLOBAL_TDP_POPULATE, 0, POPULATE },
 	{ "cached+populate",	KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_PAGE_CACHE, 0, CACHED },
+	{ "willneed+around",	KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_PAGE_CACHE,
+				MADV_WILLNEED },
 	{ "read",		0, MADV_POPULATE_READ },
 	{ "read+prefault",	0, MADV_POPULATE_READ, PREFAULT },
 	{ "read+around",	KVM_GLOBAL_TDP_FAULT_AROUND, MADV_POPULATE_READ },

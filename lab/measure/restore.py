@@ -28,6 +28,7 @@ _LABELS = {
     "around": "mmap() only, fault-around",
     "populate": "mmap() only, KVM_POPULATE_MEMORY",
     "cached+populate": "… of what the page cache holds",
+    "willneed+around": "MADV_WILLNEED and fault-around",
     "read": "MADV_POPULATE_READ",
     "read+prefault": "… and KVM_PRE_FAULT_MEMORY",
     "read+around": "… and fault-around",
