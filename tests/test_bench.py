@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from lab.error import LabError
 from lab.measure import bench
 from lab.measure.bench import Figure
+from lab.paths import VERSION, VERSIONS
 
 
 def figures(**ours: float) -> list[Figure]:
@@ -29,8 +30,11 @@ class Judge(unittest.TestCase):
         return next(c["4k"].met for row, c in rows if row.name == case and not row.stock)
 
     def test_at_most(self) -> None:
-        self.assertTrue(self.met("populate", 22))
-        self.assertFalse(self.met("populate", 22.1))
+        case = next(case for case in bench.CASES if case.name == "populate")
+        limit = case.at_most[0]
+        assert limit
+        self.assertTrue(self.met("populate", limit))
+        self.assertFalse(self.met("populate", limit + 0.1))
 
     def test_over_stock(self) -> None:
         self.assertTrue(self.met("touch", 1.004))
@@ -48,7 +52,8 @@ class Judge(unittest.TestCase):
             if not any(case.at_most):
                 continue
             told = next(line.split("|") for line in lines if line.startswith(case.told))
-            for limit, text in zip(case.at_most, told[1:], strict=False):
+            figures_told = told[1 + bench.columns_before() :]
+            for limit, text in zip(case.at_most, figures_told, strict=False):
                 if limit is not None:
                     self.assertLessEqual(limit, 1.25 * float(text), case.label)
 
@@ -88,7 +93,8 @@ class Document(unittest.TestCase):
 
     def untrue(self, **ours: float) -> list[str]:
         told = [case.told for case in bench.CASES if case.told]
-        text = "\n".join(f"| {label} and more | 1.0 (+0 %) | 1.0 |" for label in told)
+        columns = "| 1.0 (+0 %) | 1.0 " * len(VERSIONS)
+        text = "\n".join(f"| {label} and more {columns}|" for label in told)
         return list(bench.untrue(text, bench.judge(figures(**ours))))
 
     def test_what_is_so(self) -> None:
@@ -103,8 +109,15 @@ class Document(unittest.TestCase):
         case = next(case for case in bench.CASES if case.name == "populate")
         cells = {"4k": bench.Cell(Figure("ours", "populate", "4k", 3451.0, 0))}
         for told, wrong in ((3447, 0), (3444, 0), (3443, 1), (3459, 1)):
-            line = f"| {case.told} | {told} |"
+            line = f"| {case.told} " + f"| {told} " * 2 * len(VERSIONS) + "|"
             self.assertEqual(len(list(bench.untrue(line, [(case, cells)]))), wrong, told)
+
+    def test_of_the_kernel_that_was_measured(self) -> None:
+        """Columns of others are left alone."""
+        told = [case.told for case in bench.CASES if case.told]
+        columns = "".join(f"| {1.0 if each == VERSION else 9.0} " * 2 for each in VERSIONS)
+        text = "\n".join(f"| {label} {columns}|" for label in told)
+        self.assertEqual(list(bench.untrue(text, bench.judge(figures()))), [])
 
     def test_every_figure_of_it_is_found(self) -> None:
         found = list(bench.untrue(bench.DOCUMENT.read_text(), bench.judge(figures())))

@@ -206,6 +206,14 @@ static uint64_t run(const char *what, uint64_t pages, unsigned int step, uint32_
 	return statistic(vcpu_stats, "pf_taken") - faults;
 }
 
+static void *map_memory(size_t size, int flags, int fd)
+{
+	void *mem = map(size, flags, fd);
+
+	check(!small || !madvise(mem, size, MADV_NOHUGEPAGE), "madvise");
+	return mem;
+}
+
 static void populate(enum how how, uint64_t pages)
 {
 	struct kvm_populate_memory range = { .gpa = MEM_GPA, .size = pages * PAGE };
@@ -241,8 +249,7 @@ static void restore(const struct way *way, int fd, uint64_t pages)
 	create(way->features);
 	start = now();
 	cpu = clock();
-	mem = map(pages * PAGE, shared ? MAP_SHARED : MAP_PRIVATE, fd);
-	check(!small || !madvise(mem, pages * PAGE, MADV_NOHUGEPAGE), "madvise");
+	mem = map_memory(pages * PAGE, shared ? MAP_SHARED : MAP_PRIVATE, fd);
 	set_memory(1, MEM_GPA, mem, pages * PAGE);
 	for (int i = 0; i <= resets; i++) {
 		check(!way->advice || !madvise(mem, pages * PAGE, way->advice), "madvise");
@@ -272,7 +279,7 @@ static void make_snapshot(int fd, uint64_t pages)
 {
 	check(!ftruncate(fd, pages * PAGE), "ftruncate");
 	create(0);
-	set_memory(1, MEM_GPA, map(pages * PAGE, MAP_SHARED, fd), pages * PAGE);
+	set_memory(1, MEM_GPA, map_memory(pages * PAGE, MAP_SHARED, fd), pages * PAGE);
 	run(guest, pages, 1, STAMP);
 	exit(0);
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Proves that DAX memory, of files and of a device, is populated as any other, by
- * small pages and by huge ones; that it is gone for the guest when the host
- * truncates, punches, shares, cleans, or loses it, and the blocks get another owner;
- * and that what the guest writes is in the file, and known to have to be flushed.
+ * Proves that DAX memory, of files and of a device, is left to the vCPUs' faults,
+ * which map small pages and huge ones as without Global TDP; that it is gone for the
+ * guest when the host truncates, punches, shares, cleans, or loses it, and the blocks
+ * get another owner; and that what the guest writes is in the file, and known to have
+ * to be flushed.
  *
  * It overwrites a DAX device, fills a file system and notes bad blocks of its disk, so
  * it wants to be told which: GLOBAL_TDP_DAX has the paths, separated by a space, of
@@ -163,12 +164,6 @@ static u64 nr_mapped(struct env *env)
 	return gtdp_nr_mapped(env->vm) - env->nr_code;
 }
 
-static void populate_full(struct env *env)
-{
-	gtdp_populate_full(env->vm, GTDP_GPA, MEM_SIZE);
-	TEST_ASSERT_EQ(nr_mapped(env), NR_PAGES);
-}
-
 static void check_absent(struct env *env, u64 first, u64 nr)
 {
 	struct kvm_populate_memory sum;
@@ -182,6 +177,15 @@ static u64 run(struct env *env, enum gtdp_op op, u64 first, u64 nr,
 		    u64 tag)
 {
 	return gtdp_run(env->vcpu, op, GTDP_GPA + first * PAGE_SIZE, nr, tag + first);
+}
+
+/* Have the guest read all, which is the only way to get it mapped. */
+static void map_all(struct env *env, u64 tag)
+{
+	check_absent(env, 0, NR_PAGES);
+	TEST_ASSERT_EQ(nr_mapped(env), 0);
+	TEST_ASSERT(run(env, GTDP_CHECK, 0, NR_PAGES, tag), "The guest had no fault");
+	TEST_ASSERT_EQ(nr_mapped(env), NR_PAGES);
 }
 
 static void sync_file(struct env *env)
@@ -216,7 +220,7 @@ static void write_file(int fd, u64 tag)
 	free(copy);
 }
 
-/* No fault is left, and pages are as large as those that a fault maps. */
+/* Pages are as large as those that a fault maps without Global TDP. */
 static bool test_present(const struct kind *kind, bool huge)
 {
 	u64 nr_huge;
@@ -232,10 +236,9 @@ static bool test_present(const struct kind *kind, bool huge)
 	env_destroy(&env);
 
 	env_create_stamped(&env, kind, huge);
-	populate_full(&env);
+	map_all(&env, HOST_TAG);
 	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "pages_2m"), nr_huge);
-	TEST_ASSERT_EQ(run(&env, GTDP_CHECK, 0, NR_PAGES, HOST_TAG), 0);
-	TEST_ASSERT_EQ(run(&env, GTDP_STAMP, 0, NR_PAGES, GUEST_TAG), 0);
+	run(&env, GTDP_STAMP, 0, NR_PAGES, GUEST_TAG);
 	gtdp_check(env.mem.hva, NR_PAGES, GUEST_TAG);
 	if (kind->is_file) {
 		sync_file(&env);
@@ -262,12 +265,14 @@ static bool test_absent(const struct kind *kind, bool huge)
 static bool test_follower(const struct kind *kind, bool huge)
 {
 	struct env env;
+	u64 absent;
 
 	env_create(&env, kind, huge, GTDP_ALL);
 	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	absent = gtdp_vm_stat(env.vm, "tdp_populate_absent");
 	add_slot(&env, 0);
-	gtdp_wait_mapped(env.vm, env.nr_code + NR_PAGES);
-	TEST_ASSERT_EQ(run(&env, GTDP_CHECK, 0, NR_PAGES, HOST_TAG), 0);
+	gtdp_wait_until(gtdp_vm_stat(env.vm, "tdp_populate_absent") >= absent + NR_PAGES);
+	map_all(&env, HOST_TAG);
 	env_destroy(&env);
 	return true;
 }
@@ -281,11 +286,10 @@ static bool test_logged(const struct kind *kind, bool huge)
 	env_create(&env, kind, huge, KVM_GLOBAL_TDP_POPULATE);
 	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
 	add_slot(&env, KVM_MEM_LOG_DIRTY_PAGES);
-	populate_full(&env);
-	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "pages_2m"), 0);
+	check_absent(&env, 0, NR_PAGES);
 
-	TEST_ASSERT_EQ(run(&env, GTDP_CHECK, 0, NR_PAGES, HOST_TAG), 0);
 	run(&env, GTDP_STAMP, 0, NR_PAGES / 2, GUEST_TAG);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "pages_2m"), 0);
 	kvm_vm_get_dirty_log(env.vm, GTDP_SLOT, log);
 	for (i = 0; i < NR_PAGES; i++)
 		TEST_ASSERT(test_bit(i, log) == (i < NR_PAGES / 2), "Page %lu of the log", i);
@@ -305,14 +309,13 @@ static bool test_cleaned(const struct kind *kind, bool huge)
 	int i;
 
 	env_create_stamped(&env, kind, huge);
-	populate_full(&env);
+	map_all(&env, HOST_TAG);
 	for (i = 0; i < 3; i++) {
 		sync_file(&env);
 		TEST_ASSERT_EQ(nr_mapped(&env), 0);
 
 		/* Clean, and so not writable; if it were, the next round would not zap it. */
-		populate_full(&env);
-		TEST_ASSERT_EQ(run(&env, GTDP_CHECK, 0, NR_PAGES, i ? GUEST_TAG + i : HOST_TAG), 0);
+		map_all(&env, i ? GUEST_TAG + i : HOST_TAG);
 		TEST_ASSERT(run(&env, GTDP_STAMP, 0, NR_PAGES, GUEST_TAG + i + 1),
 			    "Writes without a fault");
 		check_file(env.mem.fd, env.offset, GUEST_TAG + i + 1);
@@ -326,7 +329,7 @@ static bool test_truncated(const struct kind *kind, bool huge)
 	struct env env;
 
 	env_create_stamped(&env, kind, huge);
-	populate_full(&env);
+	map_all(&env, HOST_TAG);
 	TEST_ASSERT(!ftruncate(env.mem.fd, 0), "ftruncate() failed");
 	TEST_ASSERT_EQ(nr_mapped(&env), 0);
 	check_absent(&env, 0, NR_PAGES);
@@ -374,7 +377,8 @@ static bool test_punched(const struct kind *kind, bool huge)
 	for (i = 0; i < ROUNDS; i++) {
 		/* This unmaps what the guest has mapped of zeros. */
 		gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG + i);
-		gtdp_wait_until(nr_mapped(&env) >= NR_PAGES / 2);
+		run(&env, GTDP_CHECK, 0, NR_PAGES, HOST_TAG + i);
+		TEST_ASSERT_EQ(nr_mapped(&env), NR_PAGES);
 
 		allocate(env.mem.fd, punch, env.offset, MEM_SIZE);
 		sync_file(&env);
@@ -403,7 +407,7 @@ static bool test_shared(const struct kind *kind, bool huge)
 	int clone, r;
 
 	env_create_stamped(&env, kind, huge);
-	populate_full(&env);
+	map_all(&env, HOST_TAG);
 	clone = open_file(kind, "clone");
 	r = ioctl(clone, FICLONE, env.mem.fd);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("FICLONE", r));
@@ -455,7 +459,6 @@ static bool note_media_error(struct env *env, u64 page)
 static bool test_media_error(const struct kind *kind, bool huge)
 {
 	const u64 before = 33, after = GTDP_REGION_PAGES + 44;
-	struct kvm_populate_memory sum;
 	struct env env;
 	u64 i;
 
@@ -469,8 +472,10 @@ static bool test_media_error(const struct kind *kind, bool huge)
 			READ_ONCE(*(char *)(env.mem.hva + i * PAGE_SIZE));
 	}
 	add_slot(&env, 0);
-	sum = gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
-	TEST_ASSERT_EQ(sum.absent, PAGE_SIZE);
+	check_absent(&env, 0, NR_PAGES);
+	run(&env, GTDP_READ, 0, before, 0);
+	run(&env, GTDP_READ, before + 1, NR_PAGES - before - 1, 0);
+	TEST_ASSERT_EQ(nr_mapped(&env), NR_PAGES - 1);
 	gtdp_check_poisoned(env.vcpus[1], GTDP_GPA + before * PAGE_SIZE,
 			    env.mem.hva + before * PAGE_SIZE);
 
@@ -478,8 +483,8 @@ static bool test_media_error(const struct kind *kind, bool huge)
 	if (!note_media_error(&env, after) || !gtdp_poison(env.mem.hva + after * PAGE_SIZE))
 		goto skip;
 	TEST_ASSERT_EQ(nr_mapped(&env), NR_PAGES - 1 - (huge ? GTDP_REGION_PAGES : 1));
-	sum = gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
-	TEST_ASSERT_EQ(sum.absent, PAGE_SIZE * (1 + (huge ? GTDP_REGION_PAGES : 1)));
+	gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(nr_mapped(&env), NR_PAGES - 1 - (huge ? GTDP_REGION_PAGES : 1));
 	run(&env, GTDP_READ, GTDP_REGION_PAGES, after - GTDP_REGION_PAGES, 0);
 	run(&env, GTDP_READ, after + 1, NR_PAGES - after - 1, 0);
 	gtdp_check_poisoned(env.vcpu, GTDP_GPA + after * PAGE_SIZE,
@@ -503,7 +508,7 @@ static bool test_unbound(const struct kind *kind, bool huge)
 	struct env env;
 
 	env_create_stamped(&env, kind, huge);
-	populate_full(&env);
+	map_all(&env, HOST_TAG);
 	TEST_ASSERT(gtdp_write_file(driver, "unbind", name), "%s can't be unbound", name);
 	TEST_ASSERT_EQ(nr_mapped(&env), 0);
 	check_absent(&env, 0, NR_PAGES);
