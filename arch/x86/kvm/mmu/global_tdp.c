@@ -13,6 +13,7 @@
  */
 #include "global_tdp.h"
 #include "gtdp.h"
+#include "tdp_mmu.h"
 #include "tdp_populate.h"
 
 static bool __read_mostly global_tdp;
@@ -21,13 +22,58 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 
 #define KVM_GTDP_FEATURES	(KVM_GLOBAL_TDP_FOLLOW | \
 				 KVM_GLOBAL_TDP_FAULT_AROUND | \
-				 KVM_GLOBAL_TDP_POPULATE)
+				 KVM_GLOBAL_TDP_POPULATE | \
+				 KVM_GLOBAL_TDP_PAGE_CACHE)
 
 /* log2 of the faults to skip after fault-around in vain, at most. */
 #define GTDP_BACKOFF_FAULTS	5
 
+/* And where not to look into the page cache anymore, until something is found again. */
+#define GTDP_BACKOFF_CACHED	2
+
 /* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
 #define GTDP_RETRIES		8
+
+/*
+ * Populate a region and, if something is absent, have the host map what its page cache
+ * has.  Returns what kvm_tdp_populate() does, or -EINTR.
+ *
+ * To do so takes as long as some fifty faults.  If nobody has asked, but a guest has
+ * taken @fault, don't do it after its first one in a region: it may want no more than a
+ * page or, of those around, what the host's own fault-around has mapped.
+ */
+static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
+				 const struct kvm_page_fault *fault)
+{
+	const u64 mapped = p->mapped, absent = p->absent;
+	struct kvm_vm_stat *stat = &p->kvm->stat;
+	u64 installed = p->installed;
+	long r, cached;
+
+	r = kvm_tdp_populate(p, start, end);
+	if (r < 0 || p->absent == absent || start >= tdp_root_nr_gfns(p->role.level))
+		return r;
+
+	/* What was mapped before is the page of the fault. */
+	if (fault && (p->mapped - mapped) - (p->installed - installed) <= 1)
+		return r;
+
+	cached = gtdp_map_page_cache(p->slot, start, end, fault);
+	if (!cached)
+		return r;
+
+	/* All of it is looked at again. */
+	atomic64_sub(p->absent - absent, &stat->tdp_populate_absent);
+	p->mapped = mapped;
+	p->absent = absent;
+	if (cached < 0)
+		return cached;
+
+	installed = p->installed;
+	r = kvm_tdp_populate(p, start, end);
+	atomic64_add(p->installed - installed, &stat->tdp_page_cache);
+	return r;
+}
 
 /*
  * Fault-around
@@ -41,7 +87,7 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 		.role = vcpu->arch.mmu->root_role,
 	};
 	struct kvm_gtdp_region *r;
-	gfn_t start;
+	gfn_t start, end;
 	u8 n;
 
 	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) ||
@@ -57,7 +103,12 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 	}
 
 	start = max(slot->base_gfn, gfn_round_for_level(fault->gfn, PG_LEVEL_2M));
-	kvm_tdp_populate(&p, start, gtdp_region_end(start, gtdp_slot_end(slot)));
+	end = gtdp_region_end(start, gtdp_slot_end(slot));
+	if (kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE) &&
+	    READ_ONCE(r->fault_backoff) <= GTDP_BACKOFF_CACHED)
+		gtdp_populate_cached(&p, start, end, fault);
+	else
+		kvm_tdp_populate(&p, start, end);
 	kvm_tdp_populate_end(&p);
 
 	/* A guest that allocates page by page has nothing to find, mostly. */
@@ -90,6 +141,20 @@ static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
 	return 0;
 }
 
+/* To map a region on the host takes as long as eight looks do. */
+static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
+{
+	const gfn_t slot_end = min(end, gtdp_slot_end(p->slot));
+	long n;
+
+	n = gtdp_populate_cached(p, *gfn, gtdp_region_end(*gfn, slot_end), NULL);
+	if (n < 0)
+		return n;
+
+	*gfn += n;
+	return 0;
+}
+
 /* For memslots can't go away: some of the range, from @gfn on, which moves forward. */
 static int gtdp_populate_batch(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end,
 			       const struct kvm_populate_memory *range)
@@ -106,6 +171,9 @@ static int gtdp_populate_batch(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end
 	p->slot = __gfn_to_memslot(__kvm_memslots(kvm, range->as_id), *gfn);
 	if (!p->slot || !gtdp_is_user_slot(p->slot))
 		return -ENOENT;
+
+	if (range->flags & KVM_POPULATE_PAGE_CACHE)
+		return gtdp_populate_region(p, gfn, end);
 
 	if (!(range->flags & KVM_POPULATE_ASYNC))
 		return gtdp_populate_slot(p, gfn, end);
@@ -169,7 +237,8 @@ int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
 
 	if (!PAGE_ALIGNED(range.gpa) || !PAGE_ALIGNED(range.size) ||
 	    range.gpa + range.size < range.gpa ||
-	    range.flags & ~KVM_POPULATE_ASYNC ||
+	    range.flags & ~(KVM_POPULATE_ASYNC | KVM_POPULATE_PAGE_CACHE) ||
+	    range.flags == (KVM_POPULATE_ASYNC | KVM_POPULATE_PAGE_CACHE) ||
 	    range.as_id >= kvm_arch_nr_memslot_as_ids(kvm) ||
 	    range.reserved[0] || range.reserved[1])
 		return -EINVAL;

@@ -244,6 +244,10 @@ static inline void gtdp_back_off(struct kvm_gtdp_region *r, u8 now)
 	WRITE_ONCE(r->backoff, min(n + 1, GTDP_BACKOFF_ZAPPED));
 }
 
+/* Page cache */
+int gtdp_map_page_cache(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
+			const struct kvm_page_fault *fault);
+
 /* Tracker */
 void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	       gfn_t start, gfn_t end, enum gtdp_todo todo);

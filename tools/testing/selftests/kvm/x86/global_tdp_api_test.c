@@ -548,7 +548,8 @@ do {					\
 	REFUSED(size, MEM_SIZE - 1);
 	REFUSED(size, -(u64)PAGE_SIZE);
 	REFUSED(gpa, -(u64)PAGE_SIZE);
-	REFUSED(flags, KVM_POPULATE_ASYNC << 1);
+	REFUSED(flags, KVM_POPULATE_PAGE_CACHE << 1);
+	REFUSED(flags, KVM_POPULATE_ASYNC | KVM_POPULATE_PAGE_CACHE);
 	REFUSED(flags, KVM_POPULATE_ASYNC | BIT(31));
 	REFUSED(as_id, nr_as > 1 ? nr_as : 1);
 	REFUSED(as_id, ~0);

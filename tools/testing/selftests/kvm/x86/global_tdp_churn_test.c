@@ -146,13 +146,14 @@ static void *populator(void *arg)
 	while (go_on()) {
 		range = any_range(&state);
 		/* One of the threads leaves it to the follower. */
-		range.flags = id == 1 ? KVM_POPULATE_ASYNC : 0;
+		range.flags = id == 1 ? KVM_POPULATE_ASYNC :
+			      kvm_random_bool(&state) ? KVM_POPULATE_PAGE_CACHE : 0;
 
 		before = range.gpa;
 		r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
 		TEST_ASSERT(!r || errno == EAGAIN || errno == ENOENT || errno == EINTR,
 			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
-		if (!range.flags)
+		if (range.flags != KVM_POPULATE_ASYNC)
 			TEST_ASSERT_EQ(range.mapped + range.absent, range.gpa - before);
 		else
 			usleep(1000);

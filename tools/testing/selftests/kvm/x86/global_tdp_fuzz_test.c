@@ -274,6 +274,7 @@ static u64 mappable(int as_id, u64 gpa, u64 end)
 
 static struct kvm_populate_memory any_range(struct kvm_random_state *state)
 {
+	static const u32 flags[] = { 0, 0, KVM_POPULATE_ASYNC, KVM_POPULATE_PAGE_CACHE };
 	int as_id = below(state, nr_as);
 	struct slot *slot = &slots[as_id][below(state, NR_SLOTS)];
 	/* From before a slot to behind it. */
@@ -282,7 +283,7 @@ static struct kvm_populate_memory any_range(struct kvm_random_state *state)
 		.gpa = gfn << PAGE_SHIFT,
 		.size = below(state, below(state, 8) ? 1000 : 20000) << PAGE_SHIFT,
 		.as_id = as_id,
-		.flags = below(state, 4) ? 0 : KVM_POPULATE_ASYNC,
+		.flags = flags[below(state, ARRAY_SIZE(flags))],
 		/* These are results. */
 		.mapped = any_u64(state),
 		.absent = any_u64(state),
@@ -322,7 +323,7 @@ static bool is_valid(const struct kvm_populate_memory *range)
 {
 	return !(range->gpa % PAGE_SIZE) && !(range->size % PAGE_SIZE) &&
 	       range->gpa <= UINT64_MAX - range->size &&
-	       !(range->flags & ~KVM_POPULATE_ASYNC) && range->as_id < nr_as &&
+	       range->flags <= KVM_POPULATE_PAGE_CACHE && range->as_id < nr_as &&
 	       !range->reserved[0] && !range->reserved[1];
 }
 

@@ -36,7 +36,8 @@
 #define GTDP_DEFAULT		(~0ULL)
 #define GTDP_ALL		(KVM_GLOBAL_TDP_FOLLOW |	\
 				 KVM_GLOBAL_TDP_FAULT_AROUND |	\
-				 KVM_GLOBAL_TDP_POPULATE)
+				 KVM_GLOBAL_TDP_POPULATE |	\
+				 KVM_GLOBAL_TDP_PAGE_CACHE)
 
 enum gtdp_backing {
 	GTDP_ANON,		/* small pages */

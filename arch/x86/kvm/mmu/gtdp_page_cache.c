@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What the page cache holds, on behalf of Global TDP: a file that is mapped may well be
+ * in memory, but not in the host's page tables, e.g. a snapshot that a guest is restored
+ * from.  Have the host map it, 2MiB at a time, without I/O, without copies and without a
+ * fault for each few pages.
+ *
+ * That is what do_fault_around() does, by the same call.  It maps less at a time, as a
+ * process may not touch what is around; for a guest, pages that are mapped save a VM exit
+ * each, and those in page tables of its own, too.
+ */
+#include "global_tdp.h"
+#include "gtdp.h"
+
+#include <linux/folio_batch.h>
+#include <linux/mm.h>
+#include <linux/moduleparam.h>
+#include <linux/pagemap.h>
+#include <linux/pkeys.h>
+#include <linux/sizes.h>
+#include <linux/userfaultfd_k.h>
+
+/* What is mapped at a time, with the lock of the host's page table held. */
+#define GTDP_MAP_BYTES	SZ_512K
+
+static bool __read_mostly global_tdp_page_cache = true;
+module_param(global_tdp_page_cache, bool, 0644);
+MODULE_PARM_DESC(global_tdp_page_cache, "Let faults have the host map what its page cache holds around");
+
+/*
+ * Is it for the host to map pages that nobody has touched?  Not if userfaultfd is to be
+ * told, where the guest's faults would fail, or where to be mapped is to be locked.
+ *
+ * Nor after a guest's write to a private mapping: it may go on to write, and pages that
+ * are mapped before they are written to take two faults each, instead of one.
+ */
+static bool gtdp_is_vma_cached(struct vm_area_struct *vma, const struct kvm_page_fault *fault)
+{
+	if (fault && fault->write && !(vma->vm_flags & VM_SHARED))
+		return false;
+
+	return vma->vm_ops && vma->vm_ops->map_pages && vma->vm_file &&
+	       vma->vm_flags & VM_READ && !vma_pkey(vma) && !userfaultfd_armed(vma) &&
+	       !(vma->vm_flags & (VM_IO | VM_PFNMAP | VM_MIXEDMAP | VM_LOCKONFAULT));
+}
+
+/* The PMD that maps @hva, if there is one; mmap_lock keeps the table that it is in. */
+static pmd_t *gtdp_host_pmd(struct mm_struct *mm, unsigned long hva)
+{
+	pgd_t *pgd = pgd_offset(mm, hva);
+	p4d_t *p4d;
+	pud_t *pud;
+
+	if (pgd_none(READ_ONCE(*pgd)))
+		return NULL;
+
+	p4d = p4d_offset(pgd, hva);
+	if (p4d_none(READ_ONCE(*p4d)))
+		return NULL;
+
+	pud = pud_offset(p4d, hva);
+	if (!pud_present(READ_ONCE(*pud)) || pud_leaf(READ_ONCE(*pud)))
+		return NULL;
+
+	return pmd_offset(pud, hva);
+}
+
+/* What a fault would map as it is: without I/O, and without asking for more. */
+static bool gtdp_is_folio_ready(struct folio *folio)
+{
+	return folio_test_uptodate(folio) && !folio_test_readahead(folio) &&
+	       !folio_test_locked(folio);
+}
+
+/*
+ * Have the host map one page of those of [@start, @end) that are in the page cache, and
+ * thereby make the page table for them all.  Reclaim leaves it there while it is held.
+ * Only if the file is truncated just now it would be read or, in shmem, made again.
+ */
+static bool gtdp_map_one(struct vm_area_struct *vma, unsigned long start, unsigned long end)
+{
+	pgoff_t first = linear_page_index(vma, start), index = first;
+	struct folio_batch fbatch;
+	bool mapped = false;
+	struct page *page;
+	unsigned int i;
+
+	folio_batch_init(&fbatch);
+	filemap_get_folios(vma->vm_file->f_mapping, &index, linear_page_index(vma, end - 1),
+			   &fbatch);
+	for (i = 0; i < folio_batch_count(&fbatch); i++) {
+		if (!gtdp_is_folio_ready(fbatch.folios[i]))
+			continue;
+
+		index = max(first, fbatch.folios[i]->index) - first;
+		mapped = get_user_pages(start + (index << PAGE_SHIFT), 1, FOLL_NOWAIT,
+					&page) == 1;
+		if (mapped)
+			put_page(page);
+		break;
+	}
+	folio_batch_release(&fbatch);
+
+	return mapped;
+}
+
+/*
+ * Map what the page cache holds of [@start, @end), which is of one page table.  If that
+ * does not exist, it is made for those who have asked: it may take reclaim.  Returns
+ * false if there was nothing, for sure.
+ */
+static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
+			    unsigned long end, bool asked)
+{
+	struct vm_fault vmf = {
+		.vma = vma,
+		.gfp_mask = mapping_gfp_mask(vma->vm_file->f_mapping),
+		.address = start,
+		.real_address = start,
+		.pgoff = linear_page_index(vma, start),
+	};
+	unsigned long next;
+
+	vmf.pmd = gtdp_host_pmd(vma->vm_mm, start);
+	if (asked && (!vmf.pmd || pmd_none(pmdp_get_lockless(vmf.pmd))) &&
+	    gtdp_map_one(vma, start, end))
+		vmf.pmd = gtdp_host_pmd(vma->vm_mm, start);
+
+	/* What became of it in the meantime is for the callee to see, under its lock. */
+	if (!vmf.pmd || pmd_none(pmdp_get_lockless(vmf.pmd)))
+		return false;
+
+	for ( ; start < end; start = next) {
+		next = min(end, start + GTDP_MAP_BYTES);
+
+		rcu_read_lock();
+		vma->vm_ops->map_pages(&vmf, linear_page_index(vma, start),
+				       linear_page_index(vma, next - 1));
+		rcu_read_unlock();
+		cond_resched();
+	}
+
+	return true;
+}
+
+/*
+ * Have the host map what the page cache holds of [@start, @end).  Call it with the VM's
+ * mm, and without mmu_lock.
+ *
+ * Returns 1 if more may be present than before, 0 if not, and -EINTR if the thread is
+ * being killed.  For a guest's @fault, don't wait for mmap_lock.
+ */
+int gtdp_map_page_cache(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
+			const struct kvm_page_fault *fault)
+{
+	unsigned long hva = __gfn_to_hva_memslot(slot, start), next;
+	unsigned long hva_end = hva + ((end - start) << PAGE_SHIFT);
+	struct mm_struct *mm = current->mm;
+	struct vm_area_struct *vma;
+	int r = 0;
+
+	if (fault && (!READ_ONCE(global_tdp_page_cache) || !mmap_read_trylock(mm)))
+		return 0;
+	if (!fault && mmap_read_lock_killable(mm))
+		return -EINTR;
+
+	for ( ; hva < hva_end; hva = next) {
+		vma = find_vma_intersection(mm, hva, hva_end);
+		if (!vma)
+			break;
+
+		hva = max(hva, vma->vm_start);
+		next = min3(hva_end, vma->vm_end, (hva & PMD_MASK) + PMD_SIZE);
+		if (gtdp_is_vma_cached(vma, fault))
+			r |= gtdp_map_cached(vma, hva, next, !fault);
+	}
+
+	mmap_read_unlock(mm);
+	return r;
+}

@@ -1,0 +1,619 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Proves that memory that is a file's, and in the page cache, but that the VMM has not
+ * touched, is mapped with the second fault in its 2MiB region, or by
+ * KVM_POPULATE_MEMORY, if asked to; that what the page cache does not hold is neither
+ * read nor made; and that what userfaultfd or the VMM's own mapping guards stays alone.
+ */
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <linux/userfaultfd.h>
+
+#include "test_util.h"
+#include "kvm_util.h"
+#include "processor.h"
+#include "global_tdp.h"
+
+#define MEM_SIZE	SZ_8M
+#define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
+#define NR_REGIONS	(MEM_SIZE / SZ_2M)
+
+#define HOST_TAG	1
+#define GUEST_TAG	1000000
+
+/* How often the guest checks all of its memory beside a host that takes it away. */
+#define NR_CHECKS	30
+
+#define AROUND		(KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_PAGE_CACHE)
+#define POPULATE	KVM_GLOBAL_TDP_POPULATE
+
+struct env {
+	struct kvm_vm *vm;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+};
+
+static bool stop;
+
+static off_t file_offset(const struct gtdp_mem *mem)
+{
+	return mem->hva - mem->map;
+}
+
+/* Have stamped pages in the page cache, by a mapping that is gone then. */
+static void fill_cache(struct gtdp_mem *mem, u64 first, u64 nr, u64 step)
+{
+	void *map = mmap(NULL, MEM_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, mem->fd,
+			 file_offset(mem));
+	u64 i;
+
+	TEST_ASSERT(map != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	for (i = first; i < first + nr; i += step)
+		gtdp_stamp(map + i * PAGE_SIZE, 1, HOST_TAG + i);
+	munmap(map, MEM_SIZE);
+
+	/* Pages that are just being written are locked. */
+	TEST_ASSERT(!fsync(mem->fd), "fsync()");
+}
+
+static bool create(struct env *env, u64 features, enum gtdp_backing backing,
+		   u64 gpa, size_t offset)
+{
+	if (!gtdp_mem_alloc(&env->mem, backing, MEM_SIZE, offset))
+		return false;
+
+	env->vm = gtdp_vm_create(features, 1, &env->vcpu);
+	gtdp_prefault_code(env->vcpu);
+	gtdp_add_slot(env->vm, GTDP_SLOT, 0, gpa, &env->mem);
+	return true;
+}
+
+static void destroy(struct env *env)
+{
+	kvm_vm_free(env->vm);
+	gtdp_mem_free(&env->mem);
+}
+
+/* Pages that the host has mapped, not only in the page cache. */
+static u64 nr_touched(void *hva, u64 size)
+{
+	u64 pfns[NR_PAGES];
+
+	return gtdp_get_pfns(hva, size / PAGE_SIZE, pfns);
+}
+
+static struct kvm_populate_memory populate(struct kvm_vm *vm, u64 gpa, u64 size,
+					   u32 flags)
+{
+	struct kvm_populate_memory sum, range = { .gpa = gpa, .size = size, .flags = flags };
+
+	TEST_ASSERT_EQ(gtdp_populate_on(vm, &range, &sum), 0);
+	return sum;
+}
+
+static struct kvm_populate_memory populate_cached(struct kvm_vm *vm)
+{
+	return populate(vm, GTDP_GPA, MEM_SIZE, KVM_POPULATE_PAGE_CACHE);
+}
+
+/* The faults of a guest that reads all of a file in the page cache. */
+static u64 count_faults(u64 features, enum gtdp_backing backing, u64 gpa,
+			     size_t offset)
+{
+	u64 faults;
+	struct env env;
+
+	TEST_ASSERT(create(&env, features, backing, gpa, offset), "No such memory");
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+	faults = gtdp_run(env.vcpu, GTDP_CHECK, gpa, NR_PAGES, HOST_TAG);
+
+	TEST_ASSERT_EQ(!!gtdp_vm_stat(env.vm, "tdp_page_cache"),
+		       !!(features & KVM_GLOBAL_TDP_PAGE_CACHE));
+
+	/* What it writes is its own, or the file's. */
+	gtdp_run(env.vcpu, GTDP_STAMP, gpa, NR_PAGES, GUEST_TAG);
+	gtdp_check(env.mem.hva, NR_PAGES, GUEST_TAG);
+	if (backing == GTDP_FILE_PRIVATE) {
+		TEST_ASSERT(!madvise(env.mem.hva, MEM_SIZE, MADV_DONTNEED), "madvise()");
+		gtdp_run(env.vcpu, GTDP_CHECK, gpa, NR_PAGES, HOST_TAG);
+	}
+
+	destroy(&env);
+	return faults;
+}
+
+static bool test_around(enum gtdp_backing backing)
+{
+	/* The host's own fault-around maps some, but less than a region. */
+	TEST_ASSERT(count_faults(KVM_GLOBAL_TDP_FAULT_AROUND, backing, GTDP_GPA, 0) >
+		    4 * NR_REGIONS, "All was mapped without being asked for");
+	TEST_ASSERT_EQ(count_faults(AROUND, backing, GTDP_GPA, 0), 2 * NR_REGIONS);
+	return true;
+}
+
+static bool test_around_memfd(void)
+{
+	return test_around(GTDP_MEMFD);
+}
+
+static bool test_around_private(void)
+{
+	return test_around(GTDP_FILE_PRIVATE);
+}
+
+static bool test_around_shared(void)
+{
+	return test_around(GTDP_FILE_SHARED);
+}
+
+/*
+ * A region is in two of the host's page tables.  One that is not there is made by a fault
+ * of its own, if it is not for the next region.
+ */
+static bool test_misaligned(void)
+{
+	TEST_ASSERT_EQ(count_faults(AROUND, GTDP_MEMFD, GTDP_GPA, 3 * PAGE_SIZE),
+		       3 * NR_REGIONS);
+	TEST_ASSERT_EQ(count_faults(AROUND, GTDP_FILE_PRIVATE, GTDP_GPA + 5 * PAGE_SIZE,
+				    PAGE_SIZE), 2 * (NR_REGIONS + 1));
+	return true;
+}
+
+/* The faults of a guest that writes all pages, without a look at them before. */
+static u64 count_write_faults(u64 features, enum gtdp_backing backing)
+{
+	u64 faults;
+	struct env env;
+
+	TEST_ASSERT(create(&env, features, backing, GTDP_GPA, 0), "No such memory");
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+	faults = gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, GUEST_TAG);
+	gtdp_check(env.mem.hva, NR_PAGES, GUEST_TAG);
+
+	destroy(&env);
+	return faults;
+}
+
+/* In a private mapping, pages that were mapped before would take two faults each. */
+static bool test_written_first(void)
+{
+	TEST_ASSERT_EQ(count_write_faults(0, GTDP_FILE_PRIVATE), NR_PAGES);
+	TEST_ASSERT_EQ(count_write_faults(AROUND, GTDP_FILE_PRIVATE), NR_PAGES);
+	TEST_ASSERT(count_write_faults(AROUND, GTDP_MEMFD) <= 4 * NR_REGIONS,
+		    "Shared memory was not mapped around writes");
+	return true;
+}
+
+/* The host's administrator may turn off what faults do, at any time; not what is asked for. */
+static bool test_parameter(void)
+{
+	u64 faults, off;
+	struct env env;
+
+	if (!create(&env, AROUND | POPULATE, GTDP_FILE_PRIVATE, GTDP_GPA, 0))
+		return false;
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+	if (!gtdp_set_param("global_tdp_page_cache", "N")) {
+		destroy(&env);
+		return false;
+	}
+	off = gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES / 2, HOST_TAG);
+	TEST_ASSERT(off > 2 * NR_REGIONS, "%lu faults", off);
+	TEST_ASSERT_EQ(populate(env.vm, GTDP_GPA, SZ_2M, KVM_POPULATE_PAGE_CACHE).absent, 0);
+
+	gtdp_restore_params();
+	faults = gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA + MEM_SIZE / 2, NR_PAGES / 2,
+			  HOST_TAG + NR_PAGES / 2);
+	TEST_ASSERT_EQ(faults, NR_REGIONS);
+
+	destroy(&env);
+	return true;
+}
+
+/* With the parameter on, others may be faster than the vCPU, but not slower. */
+static bool test_default(void)
+{
+	u64 faults = count_faults(GTDP_DEFAULT, GTDP_FILE_PRIVATE, GTDP_GPA, 0);
+
+	TEST_ASSERT(gtdp_enabled_by_default() ? faults <= 2 * NR_REGIONS :
+						 faults > 4 * NR_REGIONS,
+		    "%lu faults", faults);
+	return true;
+}
+
+/* A guest that wants a page here and there has not much more mapped. */
+static bool test_sparse(void)
+{
+	struct env env;
+
+	if (!create(&env, AROUND, GTDP_FILE_PRIVATE, GTDP_GPA, 0))
+		return false;
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+
+	TEST_ASSERT_EQ(gtdp_run_job(env.vcpu, (struct gtdp_job) {
+		.op = GTDP_CHECK,
+		.gpa = GTDP_GPA,
+		.nr = NR_PAGES,
+		.step = GTDP_REGION_PAGES,
+		.tag = HOST_TAG,
+	}), NR_REGIONS);
+	TEST_ASSERT(nr_touched(env.mem.hva, MEM_SIZE) <= NR_PAGES / 4,
+		    "%lu pages are mapped for %lu", nr_touched(env.mem.hva, MEM_SIZE),
+		    (unsigned long)NR_REGIONS);
+
+	destroy(&env);
+	return true;
+}
+
+static bool test_populate(enum gtdp_backing backing)
+{
+	struct kvm_populate_memory sum;
+	struct env env;
+
+	if (!create(&env, POPULATE, backing, GTDP_GPA, 0))
+		return false;
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+
+	TEST_ASSERT_EQ(gtdp_populate(env.vm, GTDP_GPA, MEM_SIZE).absent, MEM_SIZE);
+	TEST_ASSERT_EQ(nr_touched(env.mem.hva, MEM_SIZE), 0);
+
+	sum = populate_cached(env.vm);
+	TEST_ASSERT_EQ(sum.mapped, MEM_SIZE);
+	TEST_ASSERT_EQ(sum.absent, 0);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+
+	destroy(&env);
+	return true;
+}
+
+static bool test_populate_memfd(void)
+{
+	return test_populate(GTDP_MEMFD);
+}
+
+static bool test_populate_private(void)
+{
+	return test_populate(GTDP_FILE_PRIVATE);
+}
+
+static u64 file_blocks(struct gtdp_mem *mem)
+{
+	struct stat st;
+
+	TEST_ASSERT(!fstat(mem->fd, &st), "fstat()");
+	return st.st_blocks;
+}
+
+/* Where the cache has holes, nothing is made; what comes later is mapped later. */
+static bool test_holes(void)
+{
+	struct kvm_populate_memory sum;
+	u64 blocks;
+	struct env env;
+
+	if (!create(&env, POPULATE, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+
+	TEST_ASSERT_EQ(populate_cached(env.vm).absent, MEM_SIZE);
+	TEST_ASSERT_EQ(file_blocks(&env.mem), 0);
+
+	fill_cache(&env.mem, 1, NR_PAGES / 2, 2);
+	blocks = file_blocks(&env.mem);
+	sum = populate_cached(env.vm);
+	TEST_ASSERT_EQ(sum.mapped, MEM_SIZE / 4);
+	TEST_ASSERT_EQ(sum.absent, MEM_SIZE - MEM_SIZE / 4);
+	TEST_ASSERT_EQ(file_blocks(&env.mem), blocks);
+
+	fill_cache(&env.mem, NR_PAGES / 2, NR_PAGES / 2, 1);
+	TEST_ASSERT_EQ(populate_cached(env.vm).mapped, MEM_SIZE - MEM_SIZE / 4);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA + MEM_SIZE / 2, NR_PAGES / 2,
+				HOST_TAG + NR_PAGES / 2), 0);
+
+	destroy(&env);
+	return true;
+}
+
+/* What is in swap is in the file, but not in the page cache. */
+static bool test_swapped(void)
+{
+	struct env env;
+
+	if (!gtdp_has_zram_swap(2 * MEM_SIZE))
+		return false;
+
+	if (!create(&env, POPULATE, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_drain_lru();
+	TEST_ASSERT(!madvise(env.mem.hva, MEM_SIZE, MADV_PAGEOUT), "madvise()");
+	TEST_ASSERT_EQ(gtdp_nr_resident(env.mem.hva, MEM_SIZE), 0);
+
+	TEST_ASSERT_EQ(populate_cached(env.vm).absent, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_nr_resident(env.mem.hva, MEM_SIZE), 0);
+	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);
+
+	destroy(&env);
+	return true;
+}
+
+/* The end of what is not to be mapped, in the midst of a region. */
+#define GUARDED		(MEM_SIZE / 2 - SZ_1M)
+
+/* Not to be mapped, for the given reason, by the call nor around the guest's faults. */
+static void check_guarded(struct env *env, const char *why)
+{
+	const u64 first = GUARDED / PAGE_SIZE;
+	struct kvm_populate_memory sum;
+
+	fill_cache(&env->mem, 0, NR_PAGES, 1);
+	gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA + GUARDED, NR_PAGES - first, HOST_TAG + first);
+	sum = populate_cached(env->vm);
+	TEST_ASSERT(sum.absent == GUARDED, "%s: %llu bytes absent", why, sum.absent);
+	TEST_ASSERT_EQ(nr_touched(env->mem.hva, GUARDED), 0);
+}
+
+static bool test_uffd(u64 mode, u64 features, const char *name)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = features };
+	struct uffdio_register reg = { .mode = mode };
+	struct uffd_msg msg;
+	struct env env;
+	int uffd;
+
+	if (!create(&env, POPULATE | AROUND, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+
+	reg.range.start = (u64)env.mem.hva;
+	reg.range.len = GUARDED;
+	uffd = syscall(__NR_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api) || ioctl(uffd, UFFDIO_REGISTER, &reg)) {
+		ksft_print_msg("no userfaultfd: %s\n", strerror(errno));
+		close(uffd);
+		destroy(&env);
+		return false;
+	}
+
+	check_guarded(&env, name);
+	TEST_ASSERT(read(uffd, &msg, sizeof(msg)) < 0 && errno == EAGAIN,
+		    "%s: an event was raised", name);
+
+	/* The guest goes on when all is over. */
+	TEST_ASSERT(!ioctl(uffd, UFFDIO_UNREGISTER, &reg.range), "UFFDIO_UNREGISTER");
+	close(uffd);
+	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);
+	TEST_ASSERT_EQ(populate_cached(env.vm).absent, 0);
+
+	destroy(&env);
+	return true;
+}
+
+static bool test_uffd_missing(void)
+{
+	return test_uffd(UFFDIO_REGISTER_MODE_MISSING, 0, "missing");
+}
+
+static bool test_uffd_minor(void)
+{
+	return test_uffd(UFFDIO_REGISTER_MODE_MINOR, UFFD_FEATURE_MINOR_SHMEM, "minor");
+}
+
+static bool test_uffd_wp(void)
+{
+	return test_uffd(UFFDIO_REGISTER_MODE_WP, UFFD_FEATURE_WP_HUGETLBFS_SHMEM, "wp");
+}
+
+static bool test_no_access(void)
+{
+	struct env env;
+
+	if (!create(&env, POPULATE, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+
+	TEST_ASSERT(!mprotect(env.mem.hva, GUARDED, PROT_NONE), "mprotect()");
+	check_guarded(&env, "PROT_NONE");
+	TEST_ASSERT_EQ(gtdp_try(env.vcpu, GTDP_READ, GTDP_GPA, 1, 0), EFAULT);
+
+	destroy(&env);
+	return true;
+}
+
+/* Who locks what is touched, and no more, has no more locked. */
+static bool test_lock_on_fault(void)
+{
+	struct env env;
+
+	if (!create(&env, POPULATE | AROUND, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+
+	TEST_ASSERT(!mlock2(env.mem.hva, GUARDED, MLOCK_ONFAULT), "mlock2()");
+	check_guarded(&env, "locked on fault");
+
+	destroy(&env);
+	return true;
+}
+
+/* Half of the memory is not the file's at all. */
+static bool test_unmapped(void)
+{
+	struct env env;
+
+	if (!create(&env, POPULATE, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+
+	TEST_ASSERT(!munmap(env.mem.hva, MEM_SIZE / 2), "munmap()");
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+	TEST_ASSERT_EQ(populate_cached(env.vm).absent, MEM_SIZE / 2);
+
+	TEST_ASSERT(mmap(env.mem.hva, MEM_SIZE / 2, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == env.mem.hva,
+		    "mmap()");
+	TEST_ASSERT_EQ(populate_cached(env.vm).absent, MEM_SIZE / 2);
+	TEST_ASSERT_EQ(nr_touched(env.mem.hva, MEM_SIZE / 2), 0);
+
+	destroy(&env);
+	return true;
+}
+
+/* What the file loses, the guest loses. */
+static bool test_truncated(void)
+{
+	u64 mapped;
+	struct env env;
+
+	if (!create(&env, POPULATE, GTDP_FILE_PRIVATE, GTDP_GPA, 0))
+		return false;
+
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+	mapped = gtdp_nr_mapped(env.vm);
+	TEST_ASSERT_EQ(populate_cached(env.vm).mapped, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), mapped + NR_PAGES);
+
+	TEST_ASSERT(!ftruncate(env.mem.fd, file_offset(&env.mem) + MEM_SIZE / 2), "ftruncate()");
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), mapped + NR_PAGES / 2);
+	TEST_ASSERT_EQ(populate_cached(env.vm).absent, MEM_SIZE / 2);
+	TEST_ASSERT_EQ(gtdp_try(env.vcpu, GTDP_READ, GTDP_GPA + MEM_SIZE / 2, 1, 0), EFAULT);
+
+	destroy(&env);
+	return true;
+}
+
+/*
+ * The host takes away what is being mapped, some of it copies with the same content, and
+ * has other use for that memory.
+ */
+static void *zap(void *arg)
+{
+	const struct env *env = arg;
+	u64 region;
+	void *hva, *junk;
+	int i;
+
+	for (i = 0; !READ_ONCE(stop); i++) {
+		region = i % NR_REGIONS;
+		hva = env->mem.hva + region * SZ_2M;
+
+		gtdp_stamp(hva + SZ_1M, GTDP_REGION_PAGES / 2,
+			   HOST_TAG + region * GTDP_REGION_PAGES + GTDP_REGION_PAGES / 2);
+		TEST_ASSERT(!madvise(hva, SZ_2M, i % 2 ? MADV_DONTNEED : MADV_PAGEOUT), "madvise()");
+		TEST_ASSERT(!mprotect(hva, SZ_1M, PROT_READ), "mprotect()");
+		TEST_ASSERT(!mprotect(hva, SZ_1M, PROT_READ | PROT_WRITE), "mprotect()");
+
+		junk = mmap(NULL, SZ_2M, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			    -1, 0);
+		TEST_ASSERT(junk != MAP_FAILED, "mmap()");
+		memset(junk, 0xff, SZ_2M);
+		munmap(junk, SZ_2M);
+	}
+	return NULL;
+}
+
+static void *populate_again(void *arg)
+{
+	const struct env *env = arg;
+
+	while (!READ_ONCE(stop))
+		populate_cached(env->vm);
+	return NULL;
+}
+
+static bool test_zapped(void)
+{
+	pthread_t threads[2];
+	struct env env;
+	int i;
+
+	if (!create(&env, POPULATE | AROUND, GTDP_FILE_PRIVATE, GTDP_GPA, 3 * PAGE_SIZE))
+		return false;
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+
+	stop = false;
+	pthread_create(&threads[0], NULL, zap, &env);
+	pthread_create(&threads[1], NULL, populate_again, &env);
+	for (i = 0; i < NR_CHECKS; i++)
+		gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);
+	WRITE_ONCE(stop, true);
+	for (i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+
+	gtdp_check(env.mem.hva, NR_PAGES, HOST_TAG);
+	destroy(&env);
+	return true;
+}
+
+/* Nobody holds on to a page, when all is over. */
+static bool test_not_held(void)
+{
+	u64 pfns[NR_PAGES];
+	struct env env;
+
+	if (!create(&env, POPULATE | AROUND, GTDP_MEMFD, GTDP_GPA, 3 * PAGE_SIZE))
+		return false;
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+	populate_cached(env.vm);
+	TEST_ASSERT_EQ(gtdp_get_pfns(env.mem.hva, NR_PAGES, pfns), NR_PAGES);
+	destroy(&env);
+	TEST_ASSERT_EQ(gtdp_nr_held(pfns, NR_PAGES), 0);
+	return true;
+}
+
+static bool test_errors(void)
+{
+	struct kvm_populate_memory range = {
+		.gpa = GTDP_GPA,
+		.size = MEM_SIZE,
+		.flags = KVM_POPULATE_PAGE_CACHE | KVM_POPULATE_ASYNC,
+	}, sum;
+	struct env env;
+
+	if (!create(&env, POPULATE, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+	TEST_ASSERT_EQ(gtdp_populate_on(env.vm, &range, &sum), EINVAL);
+	destroy(&env);
+
+	if (!create(&env, GTDP_ALL & ~KVM_GLOBAL_TDP_POPULATE, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+	range.flags = KVM_POPULATE_PAGE_CACHE;
+	TEST_ASSERT_EQ(gtdp_populate_on(env.vm, &range, &sum), EOPNOTSUPP);
+	TEST_ASSERT_EQ(range.size, MEM_SIZE);
+	TEST_ASSERT_EQ(nr_touched(env.mem.hva, MEM_SIZE), 0);
+	destroy(&env);
+	return true;
+}
+
+static const struct gtdp_test tests[] = {
+	{ "fault-around, memfd", test_around_memfd },
+	{ "fault-around, private file", test_around_private },
+	{ "fault-around, shared file", test_around_shared },
+	{ "fault-around, misaligned", test_misaligned },
+	{ "a page here and there", test_sparse },
+	{ "written first", test_written_first },
+	{ "parameter", test_parameter },
+	{ "default", test_default },
+	{ "ioctl, memfd", test_populate_memfd },
+	{ "ioctl, private file", test_populate_private },
+	{ "holes", test_holes },
+	{ "swapped", test_swapped },
+	{ "userfaultfd, missing", test_uffd_missing },
+	{ "userfaultfd, minor", test_uffd_minor },
+	{ "userfaultfd, wp", test_uffd_wp },
+	{ "no access", test_no_access },
+	{ "unmapped", test_unmapped },
+	{ "truncated", test_truncated },
+	{ "locked on fault", test_lock_on_fault },
+	{ "beside zaps", test_zapped },
+	{ "not held", test_not_held },
+	{ "errors", test_errors },
+};
+
+int main(void)
+{
+	gtdp_require(KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_POPULATE |
+		     KVM_GLOBAL_TDP_PAGE_CACHE);
+	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+}
