@@ -88,6 +88,16 @@ class Uploads(unittest.TestCase):
         self.assertEqual(found[0].source, "linux-source-6.12")
         self.assertEqual(uploads.offered(apt, "7.3", "deb13"), [])
 
+    def test_an_image_of_several_packages(self) -> None:
+        """From 7.2 on."""
+        for version, count in (("6.12.118-1", 1), ("7.2.6-1~bpo13+1", 4), ("7.3.4-1", 4)):
+            upload = uploads.Upload("R-amd64", version)
+            self.assertEqual(len(upload.images), count)
+            self.assertIn("linux-image-R-amd64", upload.images)
+            self.assertEqual(upload.packages[:count], upload.images)
+            modules = "linux-modules-R-amd64" in upload.packages
+            self.assertEqual(modules, count > 1)
+
 
 def _patch(*names: str, new: bool = False) -> str:
     """Return a patch that adds a line to files, or files of a line."""
