@@ -39,7 +39,7 @@ modules: $(stamp) ## build kvm.ko, kvm-amd.ko, kvm-intel.ko against stock header
 deb: $(stamp) ## build the package kvm-global-tdp-dkms into build/: the patches, which it applies to KVM of a host's kernels
 	@$(lab) deb
 
-test-package: $(stamp) ## install, turn on and remove the package on Debian 12 and 13, booting their kernels
+test-package: $(stamp) ## install, turn on and remove the package on Debian 12, 13 and its backports, booting their kernels
 	@$(lab) test-package $(ARGS)
 
 selftests: $(stamp) ## build KVM's selftests, static, into build/selftests

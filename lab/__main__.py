@@ -149,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
     text = "with assertions, into build/checked"
     building.add_argument("--checked", action="store_true", help=text)
     add("deb", _deb, "build the package kvm-global-tdp-dkms into build/")
-    testing = add("test-package", package.run, "install, use, remove it on Debian 12, 13")
+    testing = add("test-package", package.run, "install, use, remove it on Debian")
     package.configure(testing)
     qtest.configure(add("test-qemu", qtest.run, "run QEMU's tests of integration/qemu"))
     text = "run guests with an assigned drive while their host does what it may"

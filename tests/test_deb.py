@@ -1,5 +1,6 @@
 """Which kernels the package is for, what it has of the patches, what it does on a host."""
 
+import fcntl
 import os
 import re
 import subprocess
@@ -86,6 +87,16 @@ class Uploads(unittest.TestCase):
         self.assertEqual(found[0].release, "6.12.107+deb13.1-amd64")
         self.assertEqual(found[0].source, "linux-source-6.12")
         self.assertEqual(uploads.offered(apt, "7.3", "deb13"), [])
+
+    def test_an_image_of_several_packages(self) -> None:
+        """From 7.2 on."""
+        for version, count in (("6.12.118-1", 1), ("7.2.6-1~bpo13+1", 4), ("7.3.4-1", 4)):
+            upload = uploads.Upload("R-amd64", version)
+            self.assertEqual(len(upload.images), count)
+            self.assertIn("linux-image-R-amd64", upload.images)
+            self.assertEqual(upload.packages[:count], upload.images)
+            modules = "linux-modules-R-amd64" in upload.packages
+            self.assertEqual(modules, count > 1)
 
 
 def _patch(*names: str, new: bool = False) -> str:
@@ -208,6 +219,14 @@ class CheckKernel(_Host):
     def test_of_no_series(self) -> None:
         for release in BAD:
             self.assert_refused("check-kernel", "6.12 and 7.3", release=release)
+
+    def test_an_image_that_is_unpacked_only(self) -> None:
+        """From 7.2 on, what is in /boot is a copy, made as it is configured."""
+        there = self.root / f"lib/modules/{RELEASE}/vmlinuz"
+        _write(there, _image("6.12.117-2"))
+        self.assert_accepted("check-kernel", "6.12.117-2\n")
+        self.image(VERSION)
+        self.assert_accepted("check-kernel", f"{VERSION}\n")
 
     def test_what_is_not_there_yet(self) -> None:
         self.assert_accepted("check-kernel", "\n")
@@ -466,6 +485,10 @@ esac""",
         self.assertEqual((self.root / "asked").read_text(), f"{self.root}/root/own.der\n")
 
 
+_MODINFO = """case $* in
+*linux_source*) cat @ROOT@/made_from ;;
+*-n*) eval "echo @UPDATES@/\\$$#.ko.xz" ;;
+esac"""
 _DKMS = """#!/bin/sh
 # Of one module and one kernel: what it did last is its state.
 state=$(cat @ROOT@/state 2>/dev/null)
@@ -473,15 +496,26 @@ case $1 in
 status) [ -z "$state" ] || echo "kvm-global-tdp/1, @RELEASE@, x86_64: $state" ;;
 build)
 	[ -e "$KVM_GLOBAL_TDP_SOURCES/taken" ] || exit 11
-	[ -e @ROOT@/broken ] && exit 10
+	[ -e @ROOT@/broken ] && {
+		mkdir -p @STATE@/build
+		echo 'error: x' >@STATE@/build/make.log
+		echo tried >>@ROOT@/done
+		exit 10
+	}
 	cp @ROOT@/upload @ROOT@/made_from
 	echo built >@ROOT@/state ;;
 install)
 	[ ! -e @ROOT@/cut_off ] || {
-		mkdir -p @ROOT@/lib/modules/@RELEASE@/updates/dkms
-		touch @ROOT@/lib/modules/@RELEASE@/updates/dkms/kvm-amd.ko.xz
+		mkdir -p @UPDATES@
+		touch @UPDATES@/kvm-amd.ko.xz
 		exit 6
 	}
+	made=@STATE@/@RELEASE@/x86_64/module
+	mkdir -p $made
+	for name in kvm kvm-amd kvm-intel; do echo $name >$made/$name.ko.xz; done
+	mkdir -p @UPDATES@
+	cp $made/* @UPDATES@
+	[ ! -e @ROOT@/part ] || : >@UPDATES@/kvm-amd.ko.xz
 	echo installed >@ROOT@/state ;;
 uninstall) echo built >@ROOT@/state ;;
 esac
@@ -495,40 +529,55 @@ class KernelHook(_Host):
     def setUp(self) -> None:
         super().setUp()
         (self.root / f"lib/modules/{RELEASE}/build/include").mkdir(parents=True)
+        self.updates = self.root / f"lib/modules/{RELEASE}/updates/dkms"
+        self.failed = self.root / f"var/cache/kvm-global-tdp/{RELEASE}.failed"
+        self.image(VERSION)
         for name in ("check-load", "remake-initramfs", "keep-stock", "depmod"):
             self.program(name, f'echo {name} "$@" >>{self.root}/done')
         self.program("check-kernel", f"cat {self.root}/upload")
         self.program("take-sources", 'mkdir -p "$2" 2>/dev/null && touch "$2/taken"')
-        self.program("modinfo", f"cat {self.root}/made_from")
+        self.program("modinfo", _MODINFO)
         self.program("dkms", _DKMS)
         _write(self.root / "upload", "6.12.117-1")
 
     def program(self, name: str, script: str) -> None:
-        script = script.replace("@ROOT@", str(self.root)).replace("@RELEASE@", RELEASE)
+        words = {
+            "@STATE@": f"{self.root}/var/lib/dkms/kvm-global-tdp/@VERSION@",
+            "@UPDATES@": str(self.updates),
+            "@ROOT@": str(self.root),
+            "@RELEASE@": RELEASE,
+        }
+        for word, value in words.items():
+            script = script.replace(word, value)
         super().program(name, script)
 
-    def hook(self, *args: str) -> int:
+    def start(self, *args: str) -> subprocess.Popen[str]:
         text = (PACKAGING / "kernel-hook").read_text()
         for path in ("/usr/src/kvm-global-tdp-@VERSION@", "/usr/lib/kvm-global-tdp"):
             text = text.replace(path, str(self.programs))
-        for path in ("/lib/modules", "/var/lib/dkms", "/var/cache", "/run"):
+        for path in ("/boot", "/lib/modules", "/var/lib/dkms", "/var/cache", "/run"):
             text = text.replace(path, f"{self.root}{path}")
         _write(self.root / "hook", text)
         (self.root / "done").unlink(missing_ok=True)
-        done = subprocess.run(
+        return subprocess.Popen(
             ["sh", self.root / "hook", RELEASE, *args],
             env={**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}"},
-            capture_output=True,
+            stderr=subprocess.PIPE,
             text=True,
         )
-        self.assertEqual(list(self.root.glob("var/cache/*/*")), [])
-        self.said = done.stderr.splitlines()
-        return done.returncode
+
+    def hook(self, *args: str) -> int:
+        running = self.start(*args)
+        self.said = running.communicate()[1].splitlines()
+        left = [path.name for path in self.root.glob("var/cache/*/*")]
+        self.assertLessEqual(set(left), {self.failed.name})
+        self.assertEqual(list(self.root.rglob("*.spare")), [])
+        return running.returncode
 
     def did(self) -> list[str]:
         done = self.root / "done"
         lines = done.read_text().splitlines() if done.exists() else []
-        known = ("build", "install", "uninstall", f"remake-initramfs {RELEASE}")
+        known = ("build", "tried", "install", "uninstall", f"remake-initramfs {RELEASE}")
         return [line for line in lines if line in known]
 
     def state(self, state: str, made_from: str = "6.12.117-1") -> None:
@@ -547,9 +596,63 @@ class KernelHook(_Host):
         _write(other, "somebody else's")
         self.assertEqual(self.hook("--initramfs"), 1)
         self.assertEqual(list(other.parent.iterdir()), [other])
+        self.assert_cleared_away()
+
+    def assert_cleared_away(self) -> None:
         done = (self.root / "done").read_text().splitlines()
-        self.assertEqual(done[-2:], [f"keep-stock {RELEASE}", f"depmod {RELEASE}"])
+        wanted = [f"keep-stock {RELEASE}", "uninstall", f"depmod {RELEASE}"]
+        self.assertEqual(done[-3:], wanted)
         self.assertIn("has its own KVM again", self.said[-1])
+
+    def test_an_installation_that_is_not_whole(self) -> None:
+        """DKMS has said that it is."""
+        (self.root / "part").touch()
+        self.assertEqual(self.hook("--initramfs"), 1)
+        self.assertEqual(list(self.updates.iterdir()), [])
+        self.assert_cleared_away()
+        (self.root / "part").unlink()
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["install"])
+
+    def test_modprobe_would_take_another(self) -> None:
+        other = self.root / "other/kvm.ko.xz"
+        _write(other, "the distribution's")
+        self.program("modinfo", _MODINFO.replace("@UPDATES@", str(other.parent)))
+        self.assertEqual(self.hook(), 1)
+        self.assert_cleared_away()
+
+    def test_the_distributions_are_held_before(self) -> None:
+        self.assertEqual(self.hook(), 0)
+        done = (self.root / "done").read_text().splitlines()
+        self.assertEqual(done[-2:], [f"keep-stock --hold {RELEASE}", "install"])
+
+    def test_two_at_once(self) -> None:
+        """The second waits, and finds that all is done, or that the package is gone."""
+        for gone in (False, True):
+            lock = os.open(self.programs, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            running = self.start()
+            assert running.stderr
+            self.assertIn("waiting for another", running.stderr.readline())
+            self.assertIsNone(running.poll())
+            self.assertEqual(self.did(), [])
+            self.state("installed")
+            if gone:
+                (self.programs / "check-kernel").unlink()
+            os.close(lock)
+            self.assertEqual(running.communicate()[1], "")
+            self.assertEqual(running.returncode, 0)
+            self.assertEqual(self.did(), [])
+
+    def test_headers_only(self) -> None:
+        """Its image comes later, from 7.2 on in two places, or never."""
+        image = self.root / f"boot/vmlinuz-{RELEASE}"
+        image.unlink()
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual((self.did(), self.said), ([], []))
+        _write(self.root / f"lib/modules/{RELEASE}/vmlinuz", "")
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["build", "install"])
 
     def test_no_room_to_install(self) -> None:
         self.program("df", "echo x; echo / 1 1 65535 1 /")
@@ -626,14 +729,112 @@ class KernelHook(_Host):
         self.assertEqual(self.did(), ["uninstall"])
 
     def test_a_build_that_fails(self) -> None:
-        """Its log stays, and nothing else."""
+        """Its log stays, and nothing else; it is not tried again."""
         build = self.root / "var/lib/dkms/kvm-global-tdp/@VERSION@/build"
-        _write(build / "make.log", "")
         _write(build / "arch/x86/kvm/x86.o", "")
         _write(self.root / "broken", "")
         self.assertEqual(self.hook(), 1)
-        self.assertEqual(self.did(), [])
-        self.assertEqual([path.name for path in build.iterdir()], ["make.log"])
+        self.assertEqual(self.did(), ["tried"])
+        self.assertFalse(build.exists())
+        self.assertEqual(self.failed.read_text(), "@VERSION@ 6.12.117-1\nerror: x\n")
+        self.assertIn(f"see {self.failed}; dpkg-reconfigure", self.said[-1])
+
+    def fail(self) -> None:
+        _write(self.root / "broken", "")
+        self.assertEqual(self.hook(), 1)
+        self.assertEqual(self.did(), ["tried"])
+
+    def test_a_build_that_failed_is_not_tried_again(self) -> None:
+        """A line says so, once; what was installed for another upload goes."""
+        self.fail()
+        self.state("installed", made_from="6.12.117-0")
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["uninstall"])
+        self.assertEqual(len(self.said), 1)
+        self.assertIn("dpkg-reconfigure kvm-global-tdp-dkms tries again", self.said[0])
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual((self.did(), self.said), ([], []))
+
+    def test_a_build_that_failed_is_tried_again(self) -> None:
+        """When the failure was forgotten, as the postinst does, or of other sources."""
+        self.fail()
+        self.failed.unlink()
+        self.fail()
+        _write(self.root / "upload", "6.12.117-2")
+        self.fail()
+        (self.root / "broken").unlink()
+        _write(self.root / "upload", "6.12.117-3")
+        self.assertEqual(self.hook(), 0)
+        self.assertEqual(self.did(), ["build", "install"])
+        self.assertFalse(self.failed.exists())
+
+    def test_a_build_that_is_ended_has_not_failed(self) -> None:
+        self.program("dkms", '[ "$1" != build ] || kill -TERM $PPID')
+        self.assertEqual(self.hook(), 1)
+        self.assertFalse(self.failed.exists())
+
+
+class KeepStock(_Host):
+    """The distribution's modules are back whatever became of ours."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.own = self.root / f"lib/modules/{RELEASE}/kernel/arch/x86/kvm"
+        for name in modules.NAMES:
+            _write(self.own / f"{name}.ko.xz", name)
+        _write(self.own / "kvmfr.ko.xz", "another")
+        self.moved = self.root / f"var/lib/dkms/kvm-global-tdp/original_module/{RELEASE}/x86_64"
+
+    def keep(self, *args: str) -> None:
+        text = (PACKAGING / "keep-stock").read_text()
+        for path in ("/lib/modules/$", "/var/lib/dkms"):
+            text = text.replace(path, f"{self.root}{path}")
+        done = subprocess.run(["sh", "-c", text, "sh", *args, RELEASE], capture_output=True)
+        self.assertEqual(done.stderr, b"")
+
+    def assert_back(self) -> None:
+        found = {path.name: path.read_text() for path in self.own.iterdir()}
+        wanted = {f"{name}.ko.xz": name for name in modules.NAMES}
+        self.assertEqual(found, {**wanted, "kvmfr.ko.xz": "another"})
+        self.assertEqual([path for path in self.moved.rglob("*") if path.is_file()], [])
+
+    def move(self, name: str) -> None:
+        """As DKMS does."""
+        place = self.own / f"{name}.ko.xz"
+        _write(self.moved / place.name, place.read_text())
+        _write(self.moved / f"{place.name}.origin", f"{place}\n")
+        place.unlink()
+
+    def test_moved_away(self) -> None:
+        self.move("kvm")
+        self.move("kvm-amd")
+        self.keep()
+        self.assert_back()
+
+    def test_held(self) -> None:
+        """It takes no room: they are the same files, also if DKMS has put back a part."""
+        before = (self.own / "kvm.ko.xz").stat().st_ino
+        self.keep("--hold")
+        for name in modules.NAMES:
+            self.move(name)
+        _write(self.own / "kvm-amd.ko.xz", "kvm-")
+        self.keep()
+        self.assert_back()
+        self.assertEqual((self.own / "kvm.ko.xz").stat().st_ino, before)
+
+    def test_cut_off(self) -> None:
+        """The next one finds what was held."""
+        self.keep("--hold")
+        self.move("kvm")
+        self.keep("--hold")
+        self.assertEqual((self.own / "kvm.ko.xz").read_text(), "kvm")
+        self.keep()
+        self.assert_back()
+
+    def test_nothing_was_moved(self) -> None:
+        self.keep("--hold")
+        self.keep()
+        self.assert_back()
 
 
 class Status(_Host):

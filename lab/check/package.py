@@ -5,7 +5,8 @@ in a copy of each, where DKMS builds it; the result becomes a disk, and QEMU boo
 system's own kernel from it, with systemd, once for each phase of lab/guest/package.sh.
 What needs no kernel is looked at in the copy: kernels and their sources that come, go and
 are not the right ones, an upgrade of the kernel and of the package, what is in an initramfs,
-purge. The kernel is upgraded to the newest that the series applies to from the one before.
+purge. The kernel is upgraded to the newest that the series applies to from the one before;
+where backports have one upload only, from that of the release itself.
 """
 
 import argparse
@@ -30,10 +31,10 @@ from lab.machine.result import Stream
 from lab.machine.runs import GUEST
 from lab.make import deb, modules, selftests
 from lab.make.deb import Package
-from lab.paths import BUILD, DEB, PATCHES, SELFTESTS
+from lab.paths import BUILD, DEB, ROOT, SELFTESTS, SHARED, VERSION, VERSIONS
 from lab.shell import console, working
 from lab.source import mirror, uploads
-from lab.source.uploads import Upload
+from lab.source.uploads import HOSTS, Upload
 
 WORK = BUILD / "package"
 PHASES = {"off": "", "locked": "lockdown=integrity", "on": "", "stock": ""}
@@ -48,7 +49,7 @@ FORMER = {
 }
 """Conffiles that the package had before; the first one was to be edited."""
 
-PROGRAM = SELFTESTS / "x86_64/global_tdp_populate_test"
+PROGRAM = "x86_64/global_tdp_populate_test"
 TOOLS = "dkms,patch,systemd-sysv,udev,kmod,initramfs-tools,openssl,mokutil,ccache"
 OLDER = 2
 """How many uploads may have come since the newest that the series applies to."""
@@ -59,6 +60,9 @@ EARLY = "etc/initramfs-tools/modules"
 DISK = "virtio_pci\nvirtio_blk\next4\n"
 LIST = "etc/initramfs-tools/conf.d/package-test"
 """An initramfs is made ten times: it has no more modules than this disk needs."""
+
+FULL = (0, 256, 512, 1024, 2048, 4096, 8192)
+"""KiB that are left where modules are installed: none, for some of them, for all."""
 
 CCACHE = WORK / "ccache"
 ENVIRONMENT = {
@@ -83,20 +87,22 @@ BOOT_SECONDS = 900
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the test."""
-    parser.add_argument(
-        "releases", nargs="*", metavar="RELEASE", help=", ".join(uploads.RELEASES)
-    )
+    parser.add_argument("releases", nargs="*", metavar="RELEASE", help=", ".join(HOSTS))
 
 
 def run(args: argparse.Namespace) -> int:
     """Test the package on the releases; 0 if all checks pass."""
-    releases = args.releases or list(uploads.RELEASES)
-    if unknown := sorted(set(releases) - set(uploads.RELEASES)):
-        raise LabError(f"no release {unknown[0]}: there is {', '.join(uploads.RELEASES)}")
+    releases = args.releases or list(HOSTS)
+    if unknown := sorted(set(releases) - set(HOSTS)):
+        raise LabError(f"no release {unknown[0]}: there is {', '.join(HOSTS)}")
+    if VERSIONS[0] != VERSION:
+        raise LabError("one package is for all series: run make test-package without SERIES=")
     if os.geteuid():
         raise LabError("the test makes root file systems: run make test-package as root")
     package = deb.build()
     selftests.build()
+    for other in sorted({HOSTS[release].series for release in releases} - {VERSION}):
+        shell.output("make", "selftests", f"SERIES={other}", cwd=ROOT)
     parts = [Part("package", [_lint(package)])]
     for release in releases:
         parts.append(part := Part(release))
@@ -123,22 +129,31 @@ def _lint(package: Package) -> Outcome:
     return Outcome("lintian", State.FAILED if said else State.PASSED, reason=said)
 
 
+def _builds(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return what DKMS says as it begins to compile."""
+    return _lines(done, "Building module")
+
+
 def _lines(done: subprocess.CompletedProcess[str], start: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith(start)]
 
 
 class _System:
-    """One Debian release with the package."""
+    """One Debian release, or its backports, with the package."""
 
     def __init__(self, release: str, package: Package) -> None:
         self.release = release
+        self.host = HOSTS[release]
         self.package = package
         # As it was before the one to be tested: an upgrade is from this one to that.
         linux = package.version.partition("+")[0]
         self.earlier = replace(package, version=f"{linux}+1.earlier")
         self.debs = WORK / f"{release}.debs"
-        self.apt = mirror.Apt(release, WORK / f"{release}.apt")
+        self.apt = mirror.Apt(
+            self.host.release, WORK / f"{release}.apt", backports=self.host.backports
+        )
         self.first, self.upload = self._choose()
+        self.same_sources = self.first.source == self.upload.source
         self.first_fits = not self._why_not(self.first)
         self.kernel = self.upload.release
         self.other = self.kernel.replace("-amd64", "-cloud-amd64")
@@ -157,7 +172,9 @@ class _System:
             self._upgrade()
             self._another_upload()
             self._does_not_apply()
+            self._does_not_compile()
             self._reinstalled()
+            self._full()
             self._make_disk()
             self._purge()
             for phase, append in PHASES.items():
@@ -169,7 +186,9 @@ class _System:
 
     def _choose(self) -> tuple[Upload, Upload]:
         """Return two uploads, one after the other, the newer of which the series is for."""
-        found = uploads.offered(self.apt, PATCHES.name, uploads.RELEASES[self.release])
+        found = uploads.offered(self.apt, self.host.series, self.host.mark)
+        if self.host.series != VERSION:
+            found += uploads.offered(self.apt, VERSION, self.host.mark)
         for index, upload in enumerate(found[: OLDER + 1]):
             reason = self._why_not(upload)
             console.print(f"{self.release}: linux {upload.version}: {reason or 'applies'}")
@@ -213,7 +232,9 @@ class _System:
 
     def _unpack(self) -> None:
         WORK.mkdir(exist_ok=True)
-        names = (*self.first.packages, f"linux-headers-{self.other}", TOOLS)
+        names = [*self.first.packages, f"linux-headers-{self.other}", TOOLS]
+        if self.host.backports:
+            names.append(f"linux-base/{self.host.release}-backports")
         wanted = ",".join(names)
         base = WORK / f"{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.tar"
         if not base.exists():
@@ -252,8 +273,8 @@ class _System:
         shell.output(
             *("mmdebstrap", "--variant=apt", "--format=tar", f"--essential-hook={conf}"),
             *("--aptopt=APT::Install-Recommends false", f"--include={wanted}"),
-            *(self.release, scratch),
-            *mirror.sources(self.release),
+            *(self.host.release, scratch),
+            *mirror.sources(self.host.release, backports=self.host.backports),
         )
         scratch.rename(base)
 
@@ -264,7 +285,8 @@ class _System:
             f"cd {shlex.quote(str(self.root))} && mount -t proc proc proc && "
             "mount --rbind /dev dev && mount -t sysfs -o ro sys sys && "
             f"mkdir -p ccache && mount --bind {shlex.quote(str(CCACHE))} ccache && "
-            f"{first}exec chroot . {shlex.join(command)}"
+            # Not exec: apt changes its user and back, and then outlives who had it killed.
+            f"{first}chroot . {shlex.join(command)}; exit $?"
         )
         return subprocess.run(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script],
@@ -342,8 +364,9 @@ class _System:
         first = self.first.release
         done = self._kernel_installed(first)
         self._note_kept("sources", "none: told", done, "is not installed", first)
-        done = self._install(self._deb(self.upload.source, self.upload))
-        self._note_kept("sources", "newer ones: told", done, "is newer than", first)
+        if self.same_sources:
+            done = self._install(self._deb(self.upload.source, self.upload))
+            self._note_kept("sources", "newer ones: told", done, "is newer than", first)
 
     def _sources_come(self) -> None:
         """By themselves, after the kernel: what waits for them is built then."""
@@ -359,8 +382,18 @@ class _System:
             self._note_kept("sources", "a patch does not apply", done, "does not apply", first)
 
     def _kernel_upgrade(self) -> None:
-        """Image, headers and sources in one run of apt: ours is there for both kernels."""
+        """Image, headers and sources in one run of apt: ours is there for both kernels.
+
+        Of another series, the sources come later: the package has patches for both.
+        """
         names = [*self.upload.packages, self.upload.source]
+        if not self.same_sources:
+            *packages, source = names
+            names = [source]
+            done = self._install(*(self._deb(name, self.upload) for name in packages))
+            said = f"apt-get install {self.upload.source}={self.upload.version}"
+            self._note_kept("kernel", "without its sources: told", done, said, self.kernel)
+            self._note_early("kernel", "its initramfs has its own", "kernel/arch")
         with working(f"{self.release}: upgrading the kernel, DKMS builds the modules"):
             done = self._install(*(self._deb(name, self.upload) for name in names))
         (WORK / f"{self.release}-kernel.log").write_text(done.stdout)
@@ -389,9 +422,17 @@ class _System:
         with working(f"{self.release}: upgrading the package, DKMS builds it"):
             done = self._apt("install", "/package.deb")
         (WORK / f"{self.release}-upgrade.log").write_text(done.stdout)
-        self._note_built("upgrade", "by apt", done, self.kernel)
-        kept = "is newer than"
-        self._note_kept("upgrade", "old sources are gone: told", done, kept, self.first.release)
+        first = self.first.release
+        if self.same_sources:
+            self._note_built("upgrade", "by apt", done, self.kernel)
+            kept = "is newer than"
+            self._note_kept("upgrade", "old sources are gone: told", done, kept, first)
+        else:
+            self._note_built("upgrade", "by apt", done, first, self.kernel)
+        gone = [line for line in done.stdout.splitlines() if "what was built for" in line]
+        lost = [first] if self.same_sources and self.first_fits else []
+        right = len(gone) == len(lost) and all(map(str.__contains__, gone, lost))
+        self._note("upgrade", f"told what is lost: {len(lost)}", " ".join(gone), right)
         self._note("upgrade", "deleted hook stays deleted", str(hook.name), not hook.exists())
         self._note_early("upgrade", "the initramfs has ours", "updates/dkms")
         changed = image.stat().st_mtime_ns != before
@@ -435,6 +476,28 @@ class _System:
         done = self._inside("dpkg-reconfigure", headers, first=full)
         self._note_kept("refuse", "there is no room", done, "No space left")
 
+    def _does_not_compile(self) -> None:
+        """That is not tried again, until it is asked for; then it is."""
+        hook = f"/etc/kernel/header_postinst.d/{deb.HOOK}"
+        folder = self.root / f"usr/src/kvm-global-tdp-{self.package.version}"
+        patch = folder / "origin.patch"
+        content = patch.read_bytes()
+        patch.write_bytes(content.replace(b"+\tpr_info(", b"+\tpr_broken("))
+        for what, word, tries in (
+            ("does not compile", "not built for", 1),
+            ("failed before", "a build failed", 0),
+        ):
+            with working(f"{self.release}: DKMS builds what {what}"):
+                done = self._inside(hook, self.kernel)
+            self._note_kept("refuse", what, done, word)
+            count = len(_builds(done))
+            self._note("refuse", f"{what}: builds", f"{count}", count == tries)
+        patch.write_bytes(content)
+        with working(f"{self.release}: DKMS builds what did not compile"):
+            done = self._inside("dpkg-reconfigure", deb.NAME)
+        self._note_built("refuse", "asked for: it is tried again", done, self.kernel)
+        self._inside("/etc/kernel/prerm.d/dkms", self.kernel)
+
     def _other_kernel(self) -> None:
         """Another flavour is there: DKMS builds nothing for it and says in one line why."""
         other = self.other
@@ -471,21 +534,48 @@ class _System:
         return done
 
     def _reinstalled(self) -> None:
-        """The kernel's package is installed again, after DKMS has taken its modules away."""
+        """The kernel's headers are installed again, after DKMS has taken its modules away.
+
+        And somebody runs the hook at the same time: one of both waits.
+        """
         before = len(self._modules())
-        done = self._kernel_installed(self.kernel)
-        self._note_built(
-            "install", f"a kernel again: {before} modules, then", done, self.kernel
-        )
+        hook = f"/etc/kernel/header_postinst.d/{deb.HOOK}"
+        both = '"$0" "$1" & "$0" "$1"; status=$?; wait $! && exit $status'
+        with working(f"{self.release}: DKMS builds the modules, asked twice at once"):
+            done = self._inside("sh", "-c", both, hook, self.kernel)
+        self._note_built("install", f"two at once: {before} modules, then", done, self.kernel)
+        waited = done.stdout.count("waiting for another")
+        found = f"{len(_builds(done))} builds, {waited} waited"
+        self._note("install", "one builds, one waits", found, found == "1 builds, 1 waited")
+
+    def _full(self) -> None:
+        """Others fill the file system of the modules while ours are installed."""
+        shutil.copy(GUEST / "full.sh", self.root / "full")
+        with working(f"{self.release}: installing to a full file system"):
+            done = self._inside(
+                "sh", "/full", self.kernel, self.package.version, *map(str, FULL)
+            )
+        (WORK / f"{self.release}-full.log").write_text(done.stdout)
+        found = dict(line.split(": ", 1)[1].split(" KiB: ") for line in _lines(done, "full: "))
+        for left in FULL:
+            said = found.get(str(left), "it was not tried")
+            right = said.startswith(("ours", "the kernel's own"))
+            self._note("full", f"{left} KiB are left: a KVM that loads", said, right)
+        kinds = {said.partition(",")[0] for said in found.values()}
+        both = {"ours", "the kernel's own"}
+        self._note("full", "too little and enough were tried", str(len(kinds)), kinds == both)
 
     def _make_disk(self) -> None:
         own = self.root / "package-test"
         own.mkdir()
         (own / "phase").write_text(f"{next(iter(PHASES))}\n")
-        (own / "job").write_text(f"kernel={self.kernel}\nversion={self.package.version}\n")
+        images = shlex.quote(" ".join(self.upload.images))
+        (own / "job").write_text(
+            f"kernel={self.kernel}\nversion={self.package.version}\nimages={images}\n"
+        )
         shutil.copy(GUEST / "package.sh", own / "run")
         shutil.copy(GUEST / "marks.sh", own)
-        shutil.copy(PROGRAM, own)
+        shutil.copy(self._program(), own)
         (self.root / "etc/fstab").write_text("/dev/vda / ext4 errors=remount-ro 0 1\n")
         unit = "etc/systemd/system/package-test.service"
         shutil.copy(GUEST / "package.service", self.root / unit)
@@ -507,6 +597,12 @@ class _System:
             shell.output("mkfs.ext4", "-q", "-d", self.root, self.disk)
         early.write_text(early.read_text() + "kvm\n")
         self._inside("update-initramfs", "-u", "-k", self.kernel)
+
+    def _program(self) -> Path:
+        """A selftest of the kernel's series, whose numbers differ."""
+        series = self.upload.series
+        tests = SELFTESTS if series == VERSION else SHARED / series / SELFTESTS.name
+        return tests / PROGRAM
 
     def _boot(self, phase: str, append: str) -> None:
         log = WORK / f"{self.release}-{phase}.console"

@@ -4,7 +4,7 @@
 # Files of the test are in /package-test.
 cd /package-test || exit 1
 # shellcheck disable=SC1091
-. ./job # kernel, version
+. ./job # kernel, version, images
 # shellcheck source=marks.sh
 . ./marks.sh
 phase=$(cat phase)
@@ -29,7 +29,8 @@ says_ours() { dmesg | grep -q "kvm: with Global TDP $version,"; }
 not() { ! "$@"; }
 
 # All files of the distribution's kernel are there, as its package has them.
-kernel_untouched() { [ -z "$(dpkg --verify "linux-image-$kernel")" ]; }
+# shellcheck disable=SC2086,SC2154
+kernel_untouched() { [ -z "$(dpkg --verify $images)" ]; }
 
 ours() {
 	check 'runs the kernel of this system' "$(uname -r)" test "$(uname -r)" = "$kernel"

@@ -30,10 +30,6 @@ CHECK = "global-tdp-check"
 HEADERS = "headers"
 """Beside the patches: those that they change, and the kernel has."""
 
-NOT_YET = {"7.3"}
-"""Versions of Linux that hosts don't get the series for: it was never run under lockdep and
-KASAN, nor a package of it on its kernel."""
-
 HOOK = "dkms-global-tdp"
 """Sorts after dkms, and before what makes an initramfs: dracut, initramfs-tools."""
 
@@ -154,10 +150,9 @@ def changed_headers(of: Iterable[str]) -> list[str]:
 
 
 def folders() -> Mapping[str, Path]:
-    """Return where the patches for each version of Linux are that the package is for."""
+    """Return where the patches for each version of Linux are."""
     found = (path.parent for path in PATCHES.parent.glob("*/series"))
-    ready = [path for path in found if path.name not in NOT_YET]
-    return {path.name: path for path in sorted(ready, key=lambda path: Version(path.name))}
+    return {path.name: path for path in sorted(found, key=lambda path: Version(path.name))}
 
 
 def _sections(patch: str) -> Iterator[tuple[str, str]]:

@@ -11,10 +11,34 @@ from pathlib import Path
 from debian.debian_support import Version
 
 from lab import shell
+from lab.paths import VERSIONS
 from lab.source import mirror
 
-RELEASES = {"bookworm": "deb12", "trixie": "deb13"}
-"""Debian's releases that the package is tried on, and what their kernels have in the name."""
+SPLIT = Version("7.2")
+"""From this Linux on, an image is three packages, and one that depends on them."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A Debian that the package is tried on."""
+
+    release: str
+
+    mark: str
+    """What its kernels have in the name."""
+
+    series: str = VERSIONS[0]
+    """The version of Linux that it runs."""
+
+    backports: bool = False
+    """Whether that is from its backports."""
+
+
+HOSTS = {
+    "bookworm": Host("bookworm", "deb12"),
+    "trixie": Host("trixie", "deb13"),
+    "trixie-backports": Host("trixie", "deb13", "7.3", backports=True),
+}
 
 
 @dataclass(frozen=True)
@@ -33,11 +57,18 @@ class Upload:
         return ".".join(self.version.split(".")[:2])
 
     @property
+    def images(self) -> list[str]:
+        """The packages with the kernel and its modules."""
+        split = ("image", "binary", "base", "modules")
+        parts = split if Version(self.series) >= SPLIT else split[:1]
+        return [f"linux-{part}-{self.release}" for part in parts]
+
+    @property
     def packages(self) -> list[str]:
         """What is installed of it to build modules."""
         abi = self.release.removesuffix("-amd64")
         return [
-            f"linux-image-{self.release}",
+            *self.images,
             f"linux-headers-{self.release}",
             f"linux-headers-{abi}-common",
             f"linux-kbuild-{abi}",
