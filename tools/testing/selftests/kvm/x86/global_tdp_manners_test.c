@@ -207,7 +207,7 @@ static bool test_freezer(void)
 		usleep(10000 + i * 777);
 	}
 	late -= worst;
-	TEST_ASSERT(late < MAX_LATE, "%lu pages were mapped before threads let themselves be frozen",
+	TEST_ASSERT(late < MAX_LATE, "%lu pages were mapped before threads were frozen",
 		    late);
 	TEST_ASSERT(nr_busy <= MAX_BUSY, "%d of %d times, threads had a CPU while frozen",
 		    nr_busy, ATTEMPTS);

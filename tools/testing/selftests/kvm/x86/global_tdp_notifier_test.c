@@ -724,7 +724,7 @@ static bool test_change(const struct change *change, bool follow)
 		TEST_ASSERT(!faults || faults == NR_MOVED,
 			    "%lu faults, of %d pages that were moved", faults, NR_MOVED);
 	else if (change->fn != merge_and_unmerge &&
-	    (follow || change->backing != GTDP_HUGETLB))
+		 (follow || change->backing != GTDP_HUGETLB))
 		TEST_ASSERT_EQ(faults, 0);
 
 	if (follow)
