@@ -150,19 +150,24 @@ def run(args: argparse.Namespace) -> int:
     saved.write_text(json.dumps(content, indent=1) + "\n")
     print(f"saved: {saved.relative_to(ROOT)}")
     wrong = list(untrue(DOCUMENT.read_text(), cells))
-    return conclude(cells, list(drift(measured)), wrong)
+    return conclude(cells, list(drift(measured)), wrong, restore.misses(restored))
 
 
 def conclude(
-    rows: Sequence[tuple[Case, dict[str, Cell]]], drifts: Sequence[str], wrong: Sequence[str]
+    rows: Sequence[tuple[Case, dict[str, Cell]]],
+    drifts: Sequence[str],
+    wrong: Sequence[str],
+    missed: Sequence[str] = (),
 ) -> int:
     """Print what is wrong beside missed targets, and the last line; return the status."""
     for line in drifts:
         print(f"rounds differ: {line}")
     for line in wrong:
         print(f"{DOCUMENT.relative_to(ROOT)}: {line}")
+    for line in missed:
+        print(f"missed: {line}")
     met = [cell.met for _, row in rows for cell in row.values() if cell.met is not None]
-    good = [*met, not drifts, not wrong]
+    good = [*met, not drifts, not wrong, not missed]
     return report.end(Counter(State.PASSED if each else State.FAILED for each in good))
 
 

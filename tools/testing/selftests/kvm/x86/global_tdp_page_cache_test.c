@@ -499,7 +499,8 @@ static void *zap(void *arg)
 
 		gtdp_stamp(hva + SZ_1M, GTDP_REGION_PAGES / 2,
 			   HOST_TAG + region * GTDP_REGION_PAGES + GTDP_REGION_PAGES / 2);
-		TEST_ASSERT(!madvise(hva, SZ_2M, i % 2 ? MADV_DONTNEED : MADV_PAGEOUT), "madvise()");
+		TEST_ASSERT(!madvise(hva, SZ_2M, i % 2 ? MADV_DONTNEED : MADV_PAGEOUT),
+			    "madvise()");
 		TEST_ASSERT(!mprotect(hva, SZ_1M, PROT_READ), "mprotect()");
 		TEST_ASSERT(!mprotect(hva, SZ_1M, PROT_READ | PROT_WRITE), "mprotect()");
 
