@@ -46,9 +46,9 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 				 const struct kvm_page_fault *fault)
 {
 	const u64 mapped = p->mapped, absent = p->absent;
-	struct kvm_vm_stat *stat = &p->kvm->stat;
 	u64 installed = p->installed;
-	long r, cached;
+	int cached;
+	long r;
 
 	r = kvm_tdp_populate(p, start, end);
 	if (r < 0 || p->absent == absent || start >= tdp_root_nr_gfns(p->role.level))
@@ -63,7 +63,6 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 		return r;
 
 	/* All of it is looked at again. */
-	atomic64_sub(p->absent - absent, &stat->tdp_populate_absent);
 	p->mapped = mapped;
 	p->absent = absent;
 	if (cached < 0)
@@ -71,7 +70,7 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 
 	installed = p->installed;
 	r = kvm_tdp_populate(p, start, end);
-	atomic64_add(p->installed - installed, &stat->tdp_page_cache);
+	atomic64_add(p->installed - installed, &p->kvm->stat.tdp_page_cache);
 	return r;
 }
 

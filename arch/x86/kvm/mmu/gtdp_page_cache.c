@@ -6,8 +6,12 @@
  * fault for each few pages.
  *
  * That is what do_fault_around() does, by the same call.  It maps less at a time, as a
- * process may not touch what is around; for a guest, pages that are mapped save a VM exit
- * each, and those in page tables of its own, too.
+ * process may not touch what is around; for a guest, each page that is mapped saves an
+ * exit, too.
+ *
+ * Nothing here touches the VM's page tables, and nothing that is found here is relied on:
+ * what the host has mapped, and still has, is for kvm_tdp_populate() to see, under
+ * mmu_lock.  Whoever takes it away in between costs a look.
  */
 #include "global_tdp.h"
 #include "gtdp.h"
@@ -37,6 +41,10 @@ MODULE_PARM_DESC(global_tdp_page_cache, "Let faults have the host map what its p
 static bool gtdp_is_vma_cached(struct vm_area_struct *vma, const struct kvm_page_fault *fault)
 {
 	if (fault && fault->write && !(vma->vm_flags & VM_SHARED))
+		return false;
+
+	/* That has no page cache. */
+	if (vma_is_dax(vma))
 		return false;
 
 	return vma->vm_ops && vma->vm_ops->map_pages && vma->vm_file &&

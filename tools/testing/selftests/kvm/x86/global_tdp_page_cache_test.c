@@ -437,6 +437,62 @@ static bool test_lock_on_fault(void)
 	return true;
 }
 
+/* The same memory in two slots, of which one is but a part of it, and read-only. */
+static bool test_two_slots(void)
+{
+	const u64 gpa = GTDP_GPA + SZ_64M + 3 * PAGE_SIZE, first = 5, nr = NR_PAGES - 7;
+	struct kvm_populate_memory sum;
+	struct gtdp_mem part;
+	struct env env;
+
+	if (!create(&env, POPULATE, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+
+	part = env.mem;
+	part.hva += first * PAGE_SIZE;
+	part.size = nr * PAGE_SIZE;
+	gtdp_add_slot(env.vm, GTDP_SLOT + 1, KVM_MEM_READONLY, gpa, &part);
+	sum = populate(env.vm, gpa, part.size, KVM_POPULATE_PAGE_CACHE);
+	TEST_ASSERT_EQ(sum.mapped, part.size);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, gpa, nr, HOST_TAG + first), 0);
+
+	/* What the host has mapped for the one is present for the other. */
+	gtdp_populate_full(env.vm, GTDP_GPA + first * PAGE_SIZE, part.size);
+	TEST_ASSERT_EQ(populate_cached(env.vm).absent, 0);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+
+	destroy(&env);
+	return true;
+}
+
+/* SMM's address space has a root of its own, and nothing else gets anything. */
+static bool test_smm(void)
+{
+	struct kvm_populate_memory sum, range = {
+		.gpa = GTDP_GPA,
+		.size = MEM_SIZE,
+		.as_id = 1,
+		.flags = KVM_POPULATE_PAGE_CACHE,
+	};
+	u64 mapped;
+	struct env env;
+
+	if (!kvm_has_cap(KVM_CAP_X86_SMM) || !create(&env, POPULATE, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+	gtdp_add_slot(env.vm, 1 << 16 | GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+
+	mapped = gtdp_nr_mapped(env.vm);
+	TEST_ASSERT_EQ(gtdp_populate_on(env.vm, &range, &sum), 0);
+	TEST_ASSERT_EQ(sum.mapped, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), mapped + NR_PAGES);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), NR_PAGES);
+
+	destroy(&env);
+	return true;
+}
+
 /* Half of the memory is not the file's at all. */
 static bool test_unmapped(void)
 {
@@ -604,6 +660,8 @@ static const struct gtdp_test tests[] = {
 	{ "userfaultfd, minor", test_uffd_minor },
 	{ "userfaultfd, wp", test_uffd_wp },
 	{ "no access", test_no_access },
+	{ "two slots", test_two_slots },
+	{ "SMM", test_smm },
 	{ "unmapped", test_unmapped },
 	{ "truncated", test_truncated },
 	{ "locked on fault", test_lock_on_fault },

@@ -104,12 +104,13 @@ static void check_near(struct env *env)
 	gtdp_check(env->far.hva, NR_PAGES, FAR_TAG);
 }
 
-static void check_absent(struct env *env, u64 gpa, u32 as_id)
+static void __check_absent(struct env *env, u64 gpa, u32 as_id, u32 flags)
 {
 	struct kvm_populate_memory range = {
 		.gpa = gpa,
 		.size = MEM_SIZE,
 		.as_id = as_id,
+		.flags = flags,
 	};
 	u64 mapped = gtdp_nr_mapped(env->vm);
 
@@ -119,6 +120,11 @@ static void check_absent(struct env *env, u64 gpa, u32 as_id)
 	TEST_ASSERT_EQ(range.mapped, 0);
 	TEST_ASSERT_EQ(range.absent, MEM_SIZE);
 	TEST_ASSERT_EQ(gtdp_nr_mapped(env->vm), mapped);
+}
+
+static void check_absent(struct env *env, u64 gpa, u32 as_id)
+{
+	__check_absent(env, gpa, as_id, 0);
 }
 
 /* Just behind the limit, elsewhere, and the last memory that there can be. */
@@ -167,6 +173,24 @@ static bool test_absent_smm(void)
 
 	gtdp_add_slot(env.vm, AS_ID(1) | FAR_SLOT, 0, FAR_GPA, &env.far);
 	check_absent(&env, FAR_GPA, 1);
+
+	env_destroy(&env);
+	return true;
+}
+
+/* What no vCPU can reach is not mapped on the host, either. */
+static bool test_absent_cached(void)
+{
+	u64 pfns[NR_PAGES];
+	struct env env;
+
+	if (!env_create(&env, KVM_GLOBAL_TDP_POPULATE, GTDP_ANON, GTDP_MEMFD))
+		return false;
+
+	TEST_ASSERT(!madvise(env.far.hva, MEM_SIZE, MADV_DONTNEED), "madvise()");
+	gtdp_add_slot(env.vm, FAR_SLOT, 0, FAR_GPA, &env.far);
+	__check_absent(&env, FAR_GPA, 0, KVM_POPULATE_PAGE_CACHE);
+	TEST_ASSERT_EQ(gtdp_get_pfns(env.far.hva, NR_PAGES, pfns), 0);
 
 	env_destroy(&env);
 	return true;
@@ -416,6 +440,7 @@ static const struct gtdp_test tests[] = {
 	{ "populated, small pages", test_absent_small },
 	{ "populated, huge pages", test_absent_huge },
 	{ "populated, SMM", test_absent_smm },
+	{ "populated, page cache", test_absent_cached },
 	{ "populated across the limit, small pages", test_across_small },
 	{ "populated across the limit, huge pages", test_across_huge },
 	{ "populated first", test_first },
