@@ -4,9 +4,9 @@
  * vCPUs fault on them.  tdp_populate.c does the building; what is here decides
  * where and when it pays.
  *
- *   gtdp_track.c:  a few bytes for each 2MiB region of a memslot say whether another
- *                  look at it is worthwhile
- *   gtdp_pass.c:   looks at those that are, with some threads if there are many
+ *   gtdp_track.c:  a few bytes for each 2MiB region of a memslot say whether it
+ *                  is due for another scan
+ *   gtdp_pass.c:   scans those that are, with some threads if there are many
  *   gtdp_follow.c: a thread of the VM that makes passes, and sleeps if there is no gain
  *
  * See Documentation/virt/kvm/global_tdp.rst.
@@ -25,7 +25,7 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 				 KVM_GLOBAL_TDP_POPULATE | \
 				 KVM_GLOBAL_TDP_PAGE_CACHE)
 
-/* log2 of the faults to skip after fault-around in vain, at most. */
+/* log2 of the faults to skip after a wasted fault-around, at most. */
 #define GTDP_BACKOFF_FAULTS	5
 
 /* And where not to look into the page cache anymore, until something is found again. */
@@ -62,7 +62,7 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 	if (!cached)
 		return r;
 
-	/* All of it is looked at again. */
+	/* All of it is scanned again. */
 	p->mapped = mapped;
 	p->absent = absent;
 	if (cached < 0)
@@ -124,10 +124,10 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
 {
 	const gfn_t slot_end = min(end, gtdp_slot_end(p->slot));
-	int looks;
+	int scans;
 	long n;
 
-	for (looks = 0; *gfn < slot_end && looks < GTDP_LOOKS_PER_BATCH; looks++) {
+	for (scans = 0; *gfn < slot_end && scans < GTDP_SCANS_PER_BATCH; scans++) {
 		n = kvm_tdp_populate(p, *gfn, slot_end);
 		if (n < 0)
 			return n;
@@ -140,7 +140,7 @@ static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
 	return 0;
 }
 
-/* To map a region on the host takes as long as eight looks do. */
+/* To map a region on the host takes as long as eight scans do. */
 static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
 {
 	const gfn_t slot_end = min(end, gtdp_slot_end(p->slot));
@@ -244,7 +244,7 @@ int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
 
 	if (range.flags & KVM_POPULATE_ASYNC) {
 		/* EAGAIN is what fork() says of limits, but it is no use to insist. */
-		r = gtdp_have_follower(kvm->arch.gtdp);
+		r = gtdp_start_follower(kvm->arch.gtdp);
 		if (r)
 			return r == -EINTR ? r : -ENOMEM;
 	}
@@ -332,8 +332,8 @@ static int gtdp_alloc_slots(struct kvm *kvm)
 	return 0;
 }
 
-/* Forget what is marked, and have the follower look at what it would follow. */
-static void gtdp_mark_anew(struct kvm *kvm, u64 features)
+/* Forget what is marked, and have the follower scan what it would follow. */
+static void gtdp_mark_all(struct kvm *kvm, u64 features)
 {
 	struct kvm_memory_slot *slot;
 	struct kvm_memslots *slots;
@@ -349,17 +349,39 @@ static void gtdp_mark_anew(struct kvm *kvm, u64 features)
 
 /*
  * Turn everything off and, as whoever maps or marks something does so under SRCU
- * after a look at the features, wait for it to be true.
+ * after a check of the features, wait for it to be true.
  */
-static void gtdp_turn_off(struct kvm *kvm)
+static void gtdp_disable(struct kvm *kvm)
 {
 	WRITE_ONCE(kvm->arch.gtdp->features, 0);
 	synchronize_srcu_expedited(&kvm->srcu);
 }
 
-int kvm_gtdp_enable(struct kvm *kvm, u64 features)
+/* The VM has had none of it: prepare it, with nothing on. */
+static int gtdp_ensure(struct kvm *kvm)
 {
 	struct kvm_gtdp *gtdp;
+
+	if (kvm->arch.gtdp)
+		return 0;
+
+	gtdp = gtdp_alloc(kvm);
+	if (!gtdp)
+		return -ENOMEM;
+
+	/*
+	 * The hooks read it without a lock, so publish it complete, and don't
+	 * free it before the VM is destroyed.
+	 */
+	smp_store_release(&kvm->arch.gtdp, gtdp);
+
+	/* Without a vCPU nothing is mapped, i.e. nobody has work to do. */
+	WRITE_ONCE(kvm->arch.shared_mmu_lock, true);
+	return 0;
+}
+
+int kvm_gtdp_enable(struct kvm *kvm, u64 features)
+{
 	int r;
 
 	guard(mutex)(&kvm->lock);
@@ -375,35 +397,23 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 
 	guard(mutex)(&kvm->slots_lock);
 
-	if (!kvm->arch.gtdp) {
-		gtdp = gtdp_alloc(kvm);
-		if (!gtdp)
-			return -ENOMEM;
+	r = gtdp_ensure(kvm);
+	if (r)
+		return r;
 
-		/*
-		 * The hooks look at it without a lock, so publish it complete,
-		 * and don't free it before the VM is destroyed.
-		 */
-		smp_store_release(&kvm->arch.gtdp, gtdp);
-
-		/* Without a vCPU nothing is mapped, i.e. nobody has work to do. */
-		WRITE_ONCE(kvm->arch.shared_mmu_lock, true);
-	}
-
-	gtdp = kvm->arch.gtdp;
-	if (gtdp->features == features)
+	if (kvm->arch.gtdp->features == features)
 		return 0;
 
 	r = gtdp_alloc_slots(kvm);
 	if (r)
 		return r;
 
-	if (gtdp->features)
-		gtdp_turn_off(kvm);
-	gtdp_mark_anew(kvm, features);
-	WRITE_ONCE(gtdp->features, features);
+	if (kvm->arch.gtdp->features)
+		gtdp_disable(kvm);
+	gtdp_mark_all(kvm, features);
+	WRITE_ONCE(kvm->arch.gtdp->features, features);
 	if (features & KVM_GLOBAL_TDP_FOLLOW)
-		gtdp_wake_follower(gtdp, true);
+		gtdp_wake_follower(kvm->arch.gtdp, true);
 	return 0;
 }
 
@@ -413,7 +423,7 @@ void kvm_gtdp_forbid(struct kvm *kvm)
 
 	kvm->arch.gtdp_forbidden = true;
 	if (kvm->arch.gtdp)
-		gtdp_turn_off(kvm);
+		gtdp_disable(kvm);
 }
 EXPORT_SYMBOL_FOR_KVM_INTERNAL(kvm_gtdp_forbid);
 

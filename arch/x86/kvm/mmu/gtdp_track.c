@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Tracker of Global TDP: a few bytes for each 2MiB region of a memslot say whether
- * a look at it is worthwhile, and when.
+ * it is due for a scan, and when.
  */
 #include "global_tdp.h"
 #include "gtdp.h"
@@ -21,7 +21,7 @@ void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
 		return;
 
 	/*
-	 * The follower looks at these after it has announced to sleep, and
+	 * The follower reads these after it has announced to sleep, and
 	 * waking it up implies a barrier, so one of the two is noticed.
 	 */
 	if (urgent)
@@ -51,10 +51,10 @@ void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 			continue;
 
 		if (todo == GTDP_ZAPPED && READ_ONCE(gtdp->has_run)) {
-			u8 calm = now - READ_ONCE(r->due);
+			u8 quiet = now - READ_ONCE(r->due);
 
 			/* Memory in churn is left alone for longer and longer. */
-			if (calm > 2 << READ_ONCE(r->backoff))
+			if (quiet > 2 << READ_ONCE(r->backoff))
 				WRITE_ONCE(r->backoff, 0);
 			gtdp_back_off(r, now);
 		} else {
