@@ -12,7 +12,6 @@
 
 #include "mmu.h"
 #include "mmu_internal.h"
-#include "page_track.h"
 #include "spte.h"
 #include "tdp_fill.h"
 
@@ -140,11 +139,12 @@ static bool try_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 /*
  * Take the PTEs of [@i, @stop).  Make SPTEs of those that the template fits while
  * at it, which is as quick as to copy them; leave others as they are, and note
- * which these are.  Returns the number of absent pages.
+ * which these are, and which is the first.  Returns the number of absent pages.
  */
 static unsigned int fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 				   u64 *spt, unsigned int i, unsigned int stop,
-				   gfn_t gfn, unsigned long *slow)
+				   gfn_t gfn, unsigned long *slow,
+				   unsigned int *first_slow)
 {
 	unsigned long hva = __gfn_to_hva_memslot(p->slot, gfn), flags;
 	unsigned int nr_absent = 0, j, n;
@@ -165,10 +165,12 @@ static unsigned int fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_pa
 				break;
 
 			spt[i + j] = host_pte(&m, j);
-			if (m.ptep && try_template(p, root, gfn + j, spt[i + j]))
+			if (m.ptep && try_template(p, root, gfn + j, spt[i + j])) {
 				j--;
-			else
+			} else {
 				__set_bit(i + j, slow);
+				*first_slow = min(*first_slow, i + j);
+			}
 		}
 
 		i += m.nr;
@@ -192,13 +194,15 @@ unsigned int tdp_fill_table(struct kvm_tdp_populate *p,
 	DECLARE_BITMAP(slow, SPTE_ENT_PER_PAGE) = {};
 	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i;
 	unsigned int stop = first + (end - start), nr_absent;
+	unsigned int first_slow = stop;
 
 	memset64(spt, SHADOW_NONPRESENT_VALUE, first);
 	memset64(spt + stop, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE - stop);
 
-	nr_absent = fill_from_host(p, root, spt, first, stop, start, slow);
+	nr_absent = fill_from_host(p, root, spt, first, stop, start, slow, &first_slow);
 
-	for_each_set_bit(i, slow, SPTE_ENT_PER_PAGE) {
+	i = first_slow;
+	for_each_set_bit_from(i, slow, stop) {
 		spt[i] = make_slow_spte(p, root, start + i - first, spt[i]);
 		nr_absent += !is_shadow_present_pte(spt[i]);
 	}
@@ -397,14 +401,4 @@ bool tdp_table_complete(const struct kvm_memory_slot *slot, const u64 *spt,
 	}
 
 	return true;
-}
-
-/* These may change whenever mmu_lock is dropped. */
-void tdp_fill_begin(struct kvm_tdp_populate *p)
-{
-	p->template[0] = 0;
-	p->template[1] = 0;
-	p->plain_pte[0] = ~0ull;
-	p->plain_pte[1] = ~0ull;
-	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
 }

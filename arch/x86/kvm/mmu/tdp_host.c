@@ -111,30 +111,14 @@ static bool is_vma_usable(struct vm_area_struct *vma)
 	       file_inode(vma->vm_file)->i_sb->s_magic != SECRETMEM_MAGIC;
 }
 
-/*
- * Check the kind of mapping behind [@start, @end).  Returns 1 if all of it is
- * backed by usable VMAs, 0 if not, -EAGAIN if that can't be told without
- * waiting for mmap_lock.
- *
- * To remove a VMA, the host must zap its range, even if it never was touched,
- * and that can't begin while mmu_lock is held.  It also increments
- * mmu_invalidate_seq, and so the VMAs that were found earlier are still there
- * if the sequence did not move.  A hole may become any kind of VMA without
- * that, hence the insistence on there being none.
- */
-int tdp_host_check_vma(struct kvm_tdp_populate *p, unsigned long start,
+/* The slow part of tdp_host_check_vma(): ask, and remember what is found. */
+int tdp_host_find_vmas(struct kvm_tdp_populate *p, unsigned long start,
 		       unsigned long end)
 {
 	struct mm_struct *mm = p->kvm->mm;
 	unsigned long addr = start;
 	struct vm_area_struct *vma;
 	struct vma_iterator vmi;
-
-	lockdep_assert_held_read(&p->kvm->mmu_lock);
-
-	if (start >= p->vma_start && end <= p->vma_end &&
-	    p->vma_seq == p->kvm->mmu_invalidate_seq)
-		return 1;
 
 	if (!mmap_read_trylock(mm))
 		return -EAGAIN;

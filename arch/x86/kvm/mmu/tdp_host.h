@@ -4,7 +4,7 @@
 
 #include <linux/kvm_host.h>
 
-struct kvm_tdp_populate;
+#include "tdp_populate.h"
 
 /*
  * The bits of a host PTE that decide whether, and how, its page may be mapped.
@@ -63,7 +63,30 @@ static inline kvm_pfn_t host_pte_pfn(u64 pte)
 struct host_mapping tdp_host_mapping(struct kvm *kvm, unsigned long hva,
 				     unsigned int max);
 bool is_host_pte_usable(u64 pte);
-int tdp_host_check_vma(struct kvm_tdp_populate *p, unsigned long start,
+int tdp_host_find_vmas(struct kvm_tdp_populate *p, unsigned long start,
 		       unsigned long end);
+
+/*
+ * Check the kind of mapping behind [@start, @end).  Returns 1 if all of it is
+ * backed by usable VMAs, 0 if not, -EAGAIN if that can't be told without
+ * waiting for mmap_lock.
+ *
+ * To remove a VMA, the host must zap its range, even if it never was touched,
+ * and that can't begin while mmu_lock is held.  It also increments
+ * mmu_invalidate_seq, and so the VMAs that were found earlier are still there
+ * if the sequence did not move.  A hole may become any kind of VMA without
+ * that, hence the insistence on there being none.
+ */
+static inline int tdp_host_check_vma(struct kvm_tdp_populate *p, unsigned long start,
+				     unsigned long end)
+{
+	lockdep_assert_held_read(&p->kvm->mmu_lock);
+
+	if (start >= p->vma_start && end <= p->vma_end &&
+	    p->vma_seq == p->kvm->mmu_invalidate_seq)
+		return 1;
+
+	return tdp_host_find_vmas(p, start, end);
+}
 
 #endif /* __KVM_X86_MMU_TDP_HOST_H */
