@@ -100,7 +100,7 @@ active proctype populator()
 #ifndef PTE_BEFORE_LOCK
 		choose_region();
 #endif
-		/* look_at_host() */
+		/* scan_host() */
 		if
 #ifndef NO_RANGE_CHECK
 		:: being_invalidated(checked) -> goto out_unlock
@@ -113,7 +113,7 @@ active proctype populator()
 #endif
 	   atomic {
 		if
-		/* link_sp() with a page table that was filled aside, or fill_holes(). */
+		/* link_sp() with a page table that was filled aside, or tdp_fill_holes(). */
 		:: fill(0); fill(1)
 #if HUGE
 		/* install_huge(), in place of nothing or of a page table. */

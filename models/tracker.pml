@@ -2,7 +2,7 @@
  * No mark is lost: the follower does not sleep while a page that was zapped is back,
  * and not mapped.
  *
- * One page, one region of it; two invalidations that mark, the follower that looks,
+ * One page, one region of it; two invalidations that mark, the follower that scans,
  * and two vCPUs, whose faults may map the page, too.
  */
 
@@ -95,16 +95,16 @@ inline populate()
 }
 
 /*
- * gtdp_look().  What is absent, or just being changed, is looked at again, after a
+ * gtdp_scan_region().  What is absent, or just being changed, is scanned again, after a
  * while; that the follower gives up after many passes is left out.
  */
-inline gtdp_look()
+inline gtdp_scan_region()
 {
-#ifndef DONE_AFTER_LOOK
+#ifndef DONE_AFTER_SCAN
 	todo = false;
 #endif
 	populate();
-#ifdef DONE_AFTER_LOOK
+#ifdef DONE_AFTER_SCAN
 	todo = false;
 #endif
 	if
@@ -120,7 +120,7 @@ inline gtdp_look()
 	fi
 }
 
-/* gtdp_follow(), which vhost_task_fn() calls in TASK_INTERRUPTIBLE. */
+/* gtdp_follower_fn(), which vhost_task_fn() calls in TASK_INTERRUPTIBLE. */
 active proctype follower()
 {
 	bool again, waiting;
@@ -145,7 +145,7 @@ end:		atomic { !interruptible -> asleep = false }
 		marked = false;
 #endif
 		if
-		:: todo -> gtdp_look()
+		:: todo -> gtdp_scan_region()
 		:: else
 		fi;
 #ifdef MARKED_CLEARED_AFTER_PASS
@@ -155,7 +155,7 @@ end:		atomic { !interruptible -> asleep = false }
 	od
 }
 
-/* When all is quiet, the page is there, and nobody will look. */
+/* When all is quiet, the page is there, and nobody will scan. */
 active proctype judge()
 {
 end:	atomic {

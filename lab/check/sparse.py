@@ -42,7 +42,7 @@ _ACCEPTED = {
         # guard() unlocks by a cleanup attribute, of which sparse knows nothing.
         (
             "arch/x86/kvm/mmu/gtdp_pass.c",
-            "context imbalance in 'gtdp_pass_batch' - wrong count at exit",
+            "context imbalance in 'gtdp_scan_batch' - wrong count at exit",
         ),
         (
             "arch/x86/kvm/mmu/global_tdp.c",

@@ -77,7 +77,7 @@ CASES = (
         *("vmm", "4k", (1, 4), (8, 16)),
         {
             "ns": "populate 4 KiB pages",
-            "again_ns": "look at full tables again",
+            "again_ns": "scan full tables again",
             "free_ns": "end the VM, all mapped by 4 KiB",
             "table_kib": "KiB of page tables, 4 KiB pages",
         },
@@ -104,7 +104,7 @@ CASES = (
             "call_ns": "KVM_POPULATE_MEMORY, absent memory",
             "pass_ns": "follower: a pass, absent memory",
             "create_ns": "create a memslot",
-            "zap_ns": "zap what is awaited",
+            "zap_ns": "zap what is pending",
             "vmalloc_kib": "KiB of a memslot, with a tracker",
         },
     ),
@@ -128,8 +128,8 @@ LOCKS = {
     ("sparse", "4k", "pass"): 1,
 }
 """Acquisitions of mmu_lock for read, a region, as the sources have it: one for each new page
-table, one for sixteen regions that need none (LOOKS_PER_LOCK), but one for each region where
-there is no table above it, and for each look of the follower's, which it has at one region.
+table, one for sixteen regions that need none (SCANS_PER_LOCK), but one for each region where
+there is no table above it, and for each scan of the follower's, which it has at one region.
 Checked by who counts them."""
 
 NEW_VM = 5
@@ -344,7 +344,7 @@ class Model:
     def vain_seconds(self, gib: int) -> float:
         """Return how long a pass takes that gains nothing: a 21st of it is work.
 
-        After 10 ms of looks in vain, the follower rests for twenty times as long.
+        After 10 ms of wasted scans, the follower pauses for twenty times as long.
         """
         return self.assumed.ns(self.line("sparse", "4k", "pass_ns").at(gib)) * 21 / 1e9
 
@@ -353,7 +353,7 @@ class Model:
         return self.line("zap", "thp").per_region - self.line("unmarked_zap", "thp").per_region
 
     def mark_awaited(self) -> float:
-        """Return those to mark one that is awaited: to zap nothing takes nothing else."""
+        """Return those to mark one that is pending: to zap nothing takes nothing else."""
         return self.line("sparse", "4k", "zap_ns").per_region
 
     def tracker_kib(self, gib: int) -> float:
@@ -646,10 +646,10 @@ def _rest(model: Model) -> Iterator[tuple[str, ...]]:
         "create them, ms": ms(at("sparse", "4k", "create_ns")),
         "the same without Global TDP, ms": ms(at("plain_sparse", "4k", "create_ns")),
         "follower's pass, all absent, ms": ms(at("sparse", "4k", "pass_ns")),
-        "the same with the rests in it, s": model.vain_seconds,
+        "the same with the pauses in it, s": model.vain_seconds,
         "follower's pass, nothing to do, ms": ms(at("follower", "4k", "done_ns")),
         "mark what is zapped, was complete, ms": ms(lambda gib: model.mark() * gib * REGIONS),
-        "mark what is zapped, is awaited, ms": ms(
+        "mark what is zapped, is pending, ms": ms(
             lambda gib: model.mark_awaited() * gib * REGIONS
         ),
         "end the VM, all mapped by 4 KiB, ms": ms(at("vmm", "4k", "free_ns")),

@@ -16,11 +16,11 @@
 struct vhost_task;
 
 /*
- * Regions that are looked at, or passed over, per SRCU read-side section.  Memslot
+ * Regions that are scanned, or skipped, per SRCU read-side section.  Memslot
  * updates wait for its end, with slots_lock held, and there are many in the blackout
- * of a migration: 8 looks that map all of a region take some 100,000 instructions.
+ * of a migration: 8 scans that map all of a region take some 100,000 instructions.
  */
-#define GTDP_LOOKS_PER_BATCH	8
+#define GTDP_SCANS_PER_BATCH	8
 #define GTDP_REGIONS_PER_BATCH	4096
 #define GTDP_BATCH_PAGES	(GTDP_REGIONS_PER_BATCH * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
 
@@ -31,52 +31,52 @@ struct vhost_task;
 /*
  * How often the wait for what was zapped beside vCPUs doubles: it is looked for
  * after 1, 3, 7 and 15 seconds, and then counts as taken away for good.  Less would
- * miss what comes back from a slow disk, more costs a look for each doubling.
+ * miss what comes back from a slow disk, more costs a scan for each doubling.
  */
 #define GTDP_BACKOFF_ZAPPED	4
 
 /*
- * The time of a CPU, in ns, after which looks in vain have to be paid for, and by how
- * many times as long a rest.  With what is around them they have a 16th of a CPU, at
- * most, which is lost in the noise of a host.  Twice the time makes rests of almost half a
- * second, in which nothing is noticed; half of it makes passes that are cut more often,
- * and are no shorter.
+ * The time of a CPU, in ns, after which wasted scans are throttled, and by how many times
+ * as long a pause.  With what is around them they have a 16th of a CPU, at most, which is
+ * lost in the noise of a host.  Twice the time makes pauses of almost half a second, in
+ * which nothing is noticed; half of it makes passes that are cut short more often, and are
+ * no shorter.
  */
-#define GTDP_VAIN_NS		(10 * NSEC_PER_MSEC)
-#define GTDP_VAIN_RESTS		20
+#define GTDP_SLICE_NS		(10 * NSEC_PER_MSEC)
+#define GTDP_THROTTLE_FACTOR	20
 
-/* What a look at a region may gain. */
+/* What a scan of a region may gain. */
 enum gtdp_todo {
 	GTDP_DONE,	/* nothing; must be zero */
-	GTDP_NEW,	/* whatever there is; nobody has looked yet */
+	GTDP_NEW,	/* whatever there is; nobody has scanned it yet */
 	GTDP_ABSENT,	/* memory that may arrive */
 	GTDP_ZAPPED,	/* memory that may be back, or be a huge page now */
 };
 
 /*
  * What is known of a 2MiB region of a memslot.  All of these are hints: they
- * are read and written without a lock, and a lost update makes for a look too
+ * are read and written without a lock, and a lost update makes for a scan too
  * late or too many.  Only a zap must not get lost; so the follower says "done"
- * before it looks and, if that turns out to be wrong, adds to it afterwards.
+ * before it scans and, if that turns out to be wrong, adds to it afterwards.
  */
 struct kvm_gtdp_region {
 	u8 todo;
-	/* What was zapped beside vCPUs: when to look again, in seconds, see gtdp_wait(). */
+	/* What was zapped beside vCPUs: when to scan again, in seconds, see gtdp_due_in(). */
 	u8 due;
-	/* And log2 of the seconds to wait after the next zap, or look in vain. */
+	/* And log2 of the seconds to wait after the next zap, or wasted scan. */
 	u8 backoff;
-	/* Faults that skip fault-around, and log2 of them after one in vain. */
+	/* Faults that skip fault-around, and log2 of them after a wasted one. */
 	u8 fault_wait;
 	u8 fault_backoff;
 };
 
-/* What the follower does; gtdp_event() and gtdp_next() say what comes next. */
+/* What the follower does; gtdp_expedite_pass() and gtdp_next_delay() say what comes next. */
 enum gtdp_state {
-	/* Memory arrives, or did until recently: look at all that is not complete. */
+	/* Memory arrives, or did until recently: scan all that is not complete. */
 	GTDP_ARRIVING,
 	/* No vCPU has run: see whether more is resident. */
 	GTDP_WATCHING,
-	/* vCPUs run: look at what was zapped, if due, or is awaited. */
+	/* vCPUs run: scan what was zapped, if due, or userfaultfd is to deliver. */
 	GTDP_TRICKLING,
 	/* Nothing will be due: wait for something to be marked. */
 	GTDP_ASLEEP,
@@ -88,35 +88,35 @@ struct gtdp_pass {
 	int as_id;
 	/* Where to go on. */
 	gfn_t gfn;
-	/* With helpers: the turn that has been taken last. */
+	/* With helpers: the stride that was claimed last. */
 	bool shared;
-	s64 turn;
-	/* Look at what is absent, too. */
+	s64 stride;
+	/* Scan what is absent, too. */
 	bool absent;
 	/* Not at its end: to be continued where it is.  So is one without memory. */
-	bool cut;
+	bool partial;
 	/* More is resident, or was found where there was none before. */
 	bool arrived;
 	/* userfaultfd is to deliver some of what is absent. */
-	bool awaited;
+	bool uffd_pending;
 	/* Something that can't be done now must be tried again. */
-	bool again;
-	/* No memory for page tables, further looks gain nothing. */
+	bool retry;
+	/* No memory for page tables, further scans gain nothing. */
 	bool nomem;
 	/* Seconds until the first of the regions that were zapped is due, or 0. */
-	u8 wait;
-	unsigned long looks;
+	u8 due_in;
+	unsigned long scans;
 	/* Of what is here, by the host's addresses, userfaultfd is to deliver nothing. */
-	unsigned long not_awaited_start;
-	unsigned long not_awaited_end;
-	/* The time, in ns, and gain when it was last seen whether looks pay. */
+	unsigned long no_uffd_start;
+	unsigned long no_uffd_end;
+	/* The time, in ns, and gain when it was last seen whether scans pay. */
 	u64 slice_start;
 	u64 slice_runtime;
 	unsigned long slice_switches;
-	unsigned long slice_looks;
+	unsigned long slice_scans;
 	s64 slice_gain;
 	/* The time of those that did not. */
-	u64 vain_ns;
+	u64 wasted_ns;
 };
 
 struct gtdp_helper {
@@ -148,8 +148,8 @@ struct kvm_gtdp {
 	/* The first nr_helpers exist; it only grows as long as the VM lives. */
 	unsigned int nr_helpers;
 	struct gtdp_helper helpers[GTDP_MAX_HELPERS];
-	/* The last turn that anyone has taken, of a pass that is shared. */
-	atomic64_t turn;
+	/* The last stride that anyone has claimed, of a pass that is shared. */
+	atomic64_t stride;
 	/* Something was marked since the follower's last pass. */
 	bool marked;
 	/* And someone is waiting for it: don't sleep any longer. */
@@ -170,12 +170,13 @@ struct kvm_gtdp {
 	/* Jiffies between passes. */
 	int pause;
 	/*
-	 * In jiffies: when to do something next; until when not to, unless it is urgent,
-	 * as looks in vain are not paid for; and until when not to do anything.
+	 * In jiffies: when the next pass is planned; until when passes are throttled,
+	 * unless they are urgent; and until when there is none, as the last one took so
+	 * long.
 	 */
 	unsigned long next;
-	unsigned long paid;
-	unsigned long rested;
+	unsigned long throttled_until;
+	unsigned long idle_until;
 	/* The last pass was only over what is urgent. */
 	bool was_urgent;
 };
@@ -203,14 +204,6 @@ static inline gfn_t gtdp_slot_end(const struct kvm_memory_slot *slot)
 	return slot->base_gfn + slot->npages;
 }
 
-/* Bitmaps of userspace have a bit a page, in words that begin at a multiple of 256KiB. */
-#define BITS_PER_U64	64
-
-static inline bool gtdp_is_bitmap_aligned(u64 gpa, u64 bitmap)
-{
-	return IS_ALIGNED(gpa, BITS_PER_U64 * PAGE_SIZE) && IS_ALIGNED(bitmap, sizeof(u64));
-}
-
 /*
  * Deadlines of regions are in seconds, which begin at the same time for all regions
  * of a VM, but not for all VMs.  So many jiffies of this one are over.
@@ -226,7 +219,7 @@ static inline u8 gtdp_now(const struct kvm_gtdp *gtdp)
 }
 
 /* Jiffies until the given second from now begins. */
-static inline long gtdp_until(const struct kvm_gtdp *gtdp, unsigned int seconds)
+static inline long gtdp_jiffies_until(const struct kvm_gtdp *gtdp, unsigned int seconds)
 {
 	return seconds * HZ - gtdp_jiffies(gtdp) % HZ;
 }
@@ -235,7 +228,7 @@ static inline long gtdp_until(const struct kvm_gtdp *gtdp, unsigned int seconds)
  * The seconds until the region is due, 0 if it is.  They wrap around after 256: what
  * is further away than it can be is over; what is late by almost that is later still.
  */
-static inline u8 gtdp_wait(const struct kvm_gtdp_region *r, u8 now)
+static inline u8 gtdp_due_in(const struct kvm_gtdp_region *r, u8 now)
 {
 	u8 wait = READ_ONCE(r->due) - now;
 
@@ -256,23 +249,19 @@ static inline void gtdp_back_off(struct kvm_gtdp_region *r, u8 now)
 int gtdp_map_page_cache(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
 			const struct kvm_page_fault *fault);
 
-/* Harvest */
-int gtdp_alloc_notes(struct kvm_memory_slot *slot);
-
 /* Tracker */
-int gtdp_alloc_slot(struct kvm_memory_slot *slot, u64 features);
 void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	       gfn_t start, gfn_t end, enum gtdp_todo todo);
 void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent);
 
 /* Passes */
-void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass);
-bool gtdp_help(void *data);
+void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass);
+bool gtdp_helper_fn(void *data);
 void gtdp_helper_killed(void *data);
 void gtdp_drop_rt(void);
 
 /* Follower */
-int gtdp_have_follower(struct kvm_gtdp *gtdp);
+int gtdp_start_follower(struct kvm_gtdp *gtdp);
 void gtdp_stop(struct kvm_gtdp *gtdp);
 
 #endif /* __KVM_X86_MMU_GTDP_H */

@@ -22,7 +22,7 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
  * and are what is left to faults if vCPUs run at once.  A quarter of a second is
  * not noticed in memory that arrives slowly, and makes four wake-ups a second of a
  * VM that waits for memory.  Half of either doubles the passes over what is absent.
- * A VM that waits without a change is looked at after a sixteenth of the time more
+ * A VM that waits without a change is checked after a sixteenth of the time more
  * that it has waited, and at least every two seconds.
  */
 #define GTDP_PAUSE_MIN		DIV_ROUND_UP(HZ, 100)
@@ -55,9 +55,9 @@ static bool gtdp_has_run(struct kvm *kvm)
 /*
  * Memory arrives without a notification.  What tells is that the VMM has more
  * pages, of any size, or page tables, which the zero page needs, than at the last
- * look, or less.
+ * check, or less.
  */
-static bool gtdp_more_resident(struct kvm_gtdp *gtdp)
+static bool gtdp_resident_changed(struct kvm_gtdp *gtdp)
 {
 	struct mm_struct *mm = gtdp->kvm->mm;
 	u64 last = gtdp->resident;
@@ -72,7 +72,7 @@ static bool gtdp_more_resident(struct kvm_gtdp *gtdp)
 	return gtdp->resident != last;
 }
 
-static void gtdp_enter(struct kvm_gtdp *gtdp, enum gtdp_state state)
+static void gtdp_set_state(struct kvm_gtdp *gtdp, enum gtdp_state state)
 {
 	if (gtdp->state == state)
 		return;
@@ -82,17 +82,17 @@ static void gtdp_enter(struct kvm_gtdp *gtdp, enum gtdp_state state)
 }
 
 /* Something was marked: make a pass earlier than planned. */
-static void gtdp_event(struct kvm_gtdp *gtdp, bool urgent)
+static void gtdp_expedite_pass(struct kvm_gtdp *gtdp, bool urgent)
 {
 	long wait = GTDP_PAUSE_MIN;
 
 	if (urgent || (!gtdp->has_run && gtdp->state != GTDP_ARRIVING)) {
-		gtdp_enter(gtdp, GTDP_ARRIVING);
+		gtdp_set_state(gtdp, GTDP_ARRIVING);
 		gtdp->pause = GTDP_PAUSE_MIN;
 	} else if (gtdp->state != GTDP_ARRIVING && !gtdp->pass.nomem) {
 		/* What was zapped beside vCPUs is due, at the earliest, as a second begins. */
-		gtdp_enter(gtdp, GTDP_TRICKLING);
-		wait = gtdp_until(gtdp, 1);
+		gtdp_set_state(gtdp, GTDP_TRICKLING);
+		wait = gtdp_jiffies_until(gtdp, 1);
 	} else {
 		return;
 	}
@@ -106,28 +106,28 @@ static void gtdp_event(struct kvm_gtdp *gtdp, bool urgent)
  * what they need, and the VMM allocates for other reasons, too: what counts then is
  * what passes find.
  */
-static bool gtdp_begin(struct kvm_gtdp *gtdp)
+static bool gtdp_begin_pass(struct kvm_gtdp *gtdp)
 {
 	const struct gtdp_pass *last = &gtdp->pass;
-	const bool again = last->again;
-	const bool arrived = !gtdp->has_run && gtdp_more_resident(gtdp);
+	const bool retry = last->retry;
+	const bool arrived = !gtdp->has_run && gtdp_resident_changed(gtdp);
 
 	if (arrived)
-		gtdp_enter(gtdp, GTDP_ARRIVING);
+		gtdp_set_state(gtdp, GTDP_ARRIVING);
 
 	gtdp->pass = (struct gtdp_pass) {
 		.arrived = arrived,
 		.absent = gtdp->state == GTDP_ARRIVING ||
-			  last->arrived || last->awaited,
+			  last->arrived || last->uffd_pending,
 	};
-	return gtdp->state != GTDP_WATCHING || again;
+	return gtdp->state != GTDP_WATCHING || retry;
 }
 
 /* After a pass: what comes next, see the diagram in global_tdp.rst, and in how long. */
-static long gtdp_next(struct kvm_gtdp *gtdp)
+static long gtdp_next_delay(struct kvm_gtdp *gtdp)
 {
 	const struct gtdp_pass *pass = &gtdp->pass;
-	const bool pays = pass->p.installed > pass->looks;
+	const bool productive = pass->p.installed > pass->scans;
 	const int pause = gtdp->pause;
 	long wait = MAX_JIFFY_OFFSET;
 
@@ -138,61 +138,63 @@ static long gtdp_next(struct kvm_gtdp *gtdp)
 		return gtdp->pause;
 	}
 
-	if (pass->cut)
+	if (pass->partial)
 		return 0;
 
-	gtdp->pause = pays ? GTDP_PAUSE_MIN : min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_MAX);
+	gtdp->pause = productive ? GTDP_PAUSE_MIN : min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_MAX);
 
 	/* Beside vCPUs, pages here and there may well be the VMM's own. */
-	if (pass->arrived && (!gtdp->has_run || pays || pass->awaited))
-		gtdp_enter(gtdp, GTDP_ARRIVING);
+	if (pass->arrived && (!gtdp->has_run || productive || pass->uffd_pending))
+		gtdp_set_state(gtdp, GTDP_ARRIVING);
 	else if (gtdp->state == GTDP_ARRIVING && pause >= GTDP_PAUSE_MAX)
-		gtdp_enter(gtdp, gtdp->has_run ? GTDP_TRICKLING : GTDP_WATCHING);
+		gtdp_set_state(gtdp, gtdp->has_run ? GTDP_TRICKLING : GTDP_WATCHING);
 
 	switch (gtdp->state) {
 	case GTDP_ARRIVING:
 		return gtdp->pause;
 	case GTDP_WATCHING:
-		gtdp->pause = pass->again ? GTDP_PAUSE_MAX :
+		gtdp->pause = pass->retry ? GTDP_PAUSE_MAX :
 			      clamp(pause + pause / 16, GTDP_PAUSE_MAX, GTDP_PAUSE_WAIT);
 		return gtdp->pause;
 	default:
-		if (pass->wait)
-			wait = gtdp_until(gtdp, pass->wait);
-		if (pass->again || pass->arrived || pass->awaited)
+		if (pass->due_in)
+			wait = gtdp_jiffies_until(gtdp, pass->due_in);
+		if (pass->retry || pass->arrived || pass->uffd_pending)
 			wait = min(wait, GTDP_PAUSE_WAIT);
 		if (wait == MAX_JIFFY_OFFSET)
-			gtdp_enter(gtdp, GTDP_ASLEEP);
+			gtdp_set_state(gtdp, GTDP_ASLEEP);
 		return wait;
 	}
 }
 
 /* Jiffies until there is something to do that is not urgent. */
-static long gtdp_due(const struct kvm_gtdp *gtdp)
+static long gtdp_pass_delay(const struct kvm_gtdp *gtdp)
 {
-	return max_t(long, gtdp->next - jiffies, gtdp->paid - jiffies);
+	return max_t(long, gtdp->next - jiffies, gtdp->throttled_until - jiffies);
 }
 
 /*
  * Take half of a CPU, mostly, and a small share of one to find out whether it
  * pays, unless someone has asked for it, whatever is to be done next.
  */
-static void gtdp_rest(struct kvm_gtdp *gtdp, const struct gtdp_pass *pass, bool urgent, u64 ns)
+static void gtdp_end_pass(struct kvm_gtdp *gtdp, const struct gtdp_pass *pass, bool urgent, u64 ns)
 {
 	atomic64_add(ns, &gtdp->kvm->stat.tdp_populate_time_ns);
 
-	gtdp->rested = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
-					 GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
+	gtdp->idle_until = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
+					     GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
 	if (!urgent) {
-		gtdp->paid = jiffies + nsecs_to_jiffies(pass->vain_ns * GTDP_VAIN_RESTS);
-		gtdp->next = jiffies + gtdp_next(gtdp);
-	} else if (pass->cut && !pass->again) {
+		gtdp->throttled_until = jiffies +
+					nsecs_to_jiffies(pass->wasted_ns * GTDP_THROTTLE_FACTOR);
+		gtdp->next = jiffies + gtdp_next_delay(gtdp);
+	} else if (pass->partial && !pass->retry) {
 		WRITE_ONCE(gtdp->urgent, true);
 	}
 
-	if (pass->looks && (!pass->cut || pass->nomem))
-		trace_kvm_tdp_follow(pass->looks, pass->p.mapped, pass->p.installed,
-				     gtdp->state == GTDP_ASLEEP ? -1 : max(gtdp_due(gtdp), 0L));
+	if (pass->scans && (!pass->partial || pass->nomem))
+		trace_kvm_tdp_follow(pass->scans, pass->p.mapped, pass->p.installed,
+				     gtdp->state == GTDP_ASLEEP ? -1 :
+				     max(gtdp_pass_delay(gtdp), 0L));
 }
 
 /* Make a pass, over what is urgent only or over all that is due. */
@@ -207,32 +209,32 @@ static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
 	}
 
 	/*
-	 * At once and before the look at the regions, so that whoever marks one
+	 * At once and before the regions are scanned, so that whoever marks one
 	 * either is seen here or is left for the next pass; xchg() is a barrier,
 	 * which pairs with that of gtdp_wake_follower().
 	 */
 	if (xchg(&gtdp->marked, false)) {
-		gtdp_event(gtdp, urgent);
-		/* It may be where a pass that was cut has been already. */
-		gtdp->pass.again = true;
+		gtdp_expedite_pass(gtdp, urgent);
+		/* It may be where a pass that was cut short has been already. */
+		gtdp->pass.retry = true;
 	}
 
 	/* Whoever turns it on again wakes the follower after that. */
 	if (!kvm_gtdp_enabled(gtdp->kvm)) {
 		WRITE_ONCE(gtdp->urgent, false);
 		gtdp->pass = (struct gtdp_pass) {};
-		gtdp_enter(gtdp, GTDP_ASLEEP);
+		gtdp_set_state(gtdp, GTDP_ASLEEP);
 		return;
 	}
 
 	if (!gtdp->has_run && gtdp_has_run(gtdp->kvm)) {
 		WRITE_ONCE(gtdp->has_run, true);
-		gtdp_event(gtdp, true);
+		gtdp_expedite_pass(gtdp, true);
 	}
 
-	if (urgent || pass->cut || gtdp_begin(gtdp))
-		gtdp_pass(gtdp, pass);
-	gtdp_rest(gtdp, pass, urgent, ktime_get_ns() - start);
+	if (urgent || pass->partial || gtdp_begin_pass(gtdp))
+		gtdp_run_pass(gtdp, pass);
+	gtdp_end_pass(gtdp, pass, urgent, ktime_get_ns() - start);
 }
 
 /*
@@ -242,7 +244,7 @@ static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
  * What can't be done now, because a memslot is being changed, the role of the
  * root is not known or there is no memory, is tried again.
  */
-static bool gtdp_follow(void *data)
+static bool gtdp_follower_fn(void *data)
 {
 	struct kvm *kvm = data;
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
@@ -250,11 +252,11 @@ static bool gtdp_follow(void *data)
 	long wait;
 
 	if (urgent || READ_ONCE(gtdp->marked))
-		gtdp_event(gtdp, urgent);
+		gtdp_expedite_pass(gtdp, urgent);
 	else if (gtdp->state == GTDP_ASLEEP)
 		return false;
 
-	wait = max_t(long, gtdp->rested - jiffies, urgent ? 0 : gtdp_due(gtdp));
+	wait = max_t(long, gtdp->idle_until - jiffies, urgent ? 0 : gtdp_pass_delay(gtdp));
 	if (wait > 0) {
 		schedule_timeout(wait);
 		return true;
@@ -263,7 +265,7 @@ static bool gtdp_follow(void *data)
 	__set_current_state(TASK_RUNNING);
 	gtdp_drop_rt();
 
-	/* See gtdp_pass_on(); whoever called sees to signals. */
+	/* See gtdp_may_continue(); whoever called sees to signals. */
 	if (xfer_to_guest_mode_handle_work())
 		return true;
 
@@ -271,7 +273,7 @@ static bool gtdp_follow(void *data)
 	 * What is new does not wait for a pass over what is absent, which may take
 	 * long.  If there is no end of it, they take turns.
 	 */
-	urgent = urgent && !(gtdp->was_urgent && gtdp_due(gtdp) <= 0);
+	urgent = urgent && !(gtdp->was_urgent && gtdp_pass_delay(gtdp) <= 0);
 	gtdp->was_urgent = urgent;
 	gtdp_work(gtdp, urgent);
 	return true;
@@ -336,7 +338,7 @@ static void gtdp_create_helpers(struct kvm_gtdp *gtdp)
 		struct gtdp_helper *helper = &gtdp->helpers[i];
 
 		init_completion(&helper->done);
-		helper->task = gtdp_create_task(gtdp_help, gtdp_helper_killed,
+		helper->task = gtdp_create_task(gtdp_helper_fn, gtdp_helper_killed,
 						helper, "kvm-gtdp-help");
 		if (IS_ERR(helper->task)) {
 			gtdp_thread_failed(gtdp, helper->task);
@@ -360,9 +362,9 @@ static int gtdp_create_follower(struct once *once)
 
 	gtdp->pause = GTDP_PAUSE_MIN;
 	gtdp->next = jiffies;
-	gtdp->paid = jiffies;
-	gtdp->rested = jiffies;
-	follower = gtdp_create_task(gtdp_follow, gtdp_follower_killed, gtdp->kvm,
+	gtdp->throttled_until = jiffies;
+	gtdp->idle_until = jiffies;
+	follower = gtdp_create_task(gtdp_follower_fn, gtdp_follower_killed, gtdp->kvm,
 				    "kvm-gtdp");
 	if (follower == ERR_PTR(-ERESTARTNOINTR))
 		return -EINTR;
@@ -386,7 +388,7 @@ static int gtdp_create_follower(struct once *once)
 }
 
 /* Whoever uses it may have it created. */
-int gtdp_have_follower(struct kvm_gtdp *gtdp)
+int gtdp_start_follower(struct kvm_gtdp *gtdp)
 {
 	return call_once(&gtdp->follower_once, gtdp_create_follower);
 }
@@ -404,7 +406,7 @@ void __kvm_gtdp_want_follower(struct kvm *kvm)
 
 	if (!READ_ONCE(gtdp->follower) && kvm->created_vcpus &&
 	    kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) && gtdp_may_create(gtdp))
-		gtdp_have_follower(gtdp);
+		gtdp_start_follower(gtdp);
 }
 
 void __kvm_gtdp_vcpu_runs(struct kvm *kvm)

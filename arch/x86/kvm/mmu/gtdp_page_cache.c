@@ -11,7 +11,7 @@
  *
  * Nothing here touches the VM's page tables, and nothing that is found here is relied on:
  * what the host has mapped, and still has, is for kvm_tdp_populate() to see, under
- * mmu_lock.  Whoever takes it away in between costs a look.
+ * mmu_lock.  Whoever takes it away in between costs a scan.
  */
 #include "global_tdp.h"
 #include "gtdp.h"
@@ -118,7 +118,7 @@ static bool gtdp_map_one(struct vm_area_struct *vma, unsigned long start, unsign
  * false if there was nothing, for sure.
  */
 static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
-			    unsigned long end, bool asked)
+			    unsigned long end, bool wanted)
 {
 	struct vm_fault vmf = {
 		.vma = vma,
@@ -130,7 +130,7 @@ static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
 	unsigned long next;
 
 	vmf.pmd = gtdp_host_pmd(vma->vm_mm, start);
-	if (asked && (!vmf.pmd || pmd_none(pmdp_get_lockless(vmf.pmd))) &&
+	if (wanted && (!vmf.pmd || pmd_none(pmdp_get_lockless(vmf.pmd))) &&
 	    gtdp_map_one(vma, start, end))
 		vmf.pmd = gtdp_host_pmd(vma->vm_mm, start);
 

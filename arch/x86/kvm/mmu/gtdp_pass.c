@@ -10,24 +10,24 @@
 #include <linux/sched/vhost_task.h>
 
 /*
- * A pass is shared with helpers if it has mapped so much more than a page a look,
- * 32MiB.  They take turns of so much memory, 64MiB.
+ * A pass is shared with helpers if it has mapped so much more than a page a scan,
+ * 32MiB. They claim strides of so much memory, 64MiB.
  */
 #define GTDP_PAGES_TO_SHARE	(16 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
-#define GTDP_TURN_PAGES		(32 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
+#define GTDP_STRIDE_PAGES		(32 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
 
 /*
  * Memory that userfaultfd is to deliver will arrive, however long it takes: the
- * VMM ends that by unregistering it.  One look at a VMA is enough.
+ * VMM ends that by unregistering it.  One check of a VMA is enough.
  */
-static bool gtdp_is_awaited(struct gtdp_pass *pass, gfn_t gfn)
+static bool gtdp_is_uffd_pending(struct gtdp_pass *pass, gfn_t gfn)
 {
 	unsigned long hva = __gfn_to_hva_memslot(pass->p.slot, gfn);
 	struct mm_struct *mm = pass->p.kvm->mm;
 	struct vm_area_struct *vma;
-	bool awaited;
+	bool uffd_pending;
 
-	if (hva >= pass->not_awaited_start && hva < pass->not_awaited_end)
+	if (hva >= pass->no_uffd_start && hva < pass->no_uffd_end)
 		return false;
 
 	/* Ask again later. */
@@ -35,30 +35,30 @@ static bool gtdp_is_awaited(struct gtdp_pass *pass, gfn_t gfn)
 		return true;
 
 	vma = vma_lookup(mm, hva);
-	awaited = vma && (vma->vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR));
-	if (vma && !awaited) {
-		pass->not_awaited_start = hva;
-		pass->not_awaited_end = vma->vm_end;
+	uffd_pending = vma && (vma->vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR));
+	if (vma && !uffd_pending) {
+		pass->no_uffd_start = hva;
+		pass->no_uffd_end = vma->vm_end;
 	}
 	mmap_read_unlock(mm);
 
-	return awaited;
+	return uffd_pending;
 }
 
 /*
  * Of a region that is not complete, or of which nothing is known if @err: what a
- * further look may gain.  Whoever has marked it meanwhile knows better.
+ * further scan may gain.  Whoever has marked it meanwhile knows better.
  */
-static void gtdp_note(struct gtdp_pass *pass, struct kvm_gtdp_region *r, gfn_t start,
-		      enum gtdp_todo todo, u64 installed, long err, u8 now)
+static void gtdp_requeue_region(struct gtdp_pass *pass, struct kvm_gtdp_region *r, gfn_t start,
+				enum gtdp_todo todo, u64 installed, long err, u8 now)
 {
 	const bool has_run = pass->p.kvm->arch.gtdp->has_run;
 
 	if (err) {
 		/* It remains due. */
-		pass->again = true;
+		pass->retry = true;
 		pass->nomem = err == -ENOMEM;
-		pass->cut = pass->nomem;
+		pass->partial = pass->nomem;
 		if (todo == GTDP_ABSENT)
 			todo = GTDP_NEW;
 	} else if (todo == GTDP_ZAPPED && has_run &&
@@ -66,7 +66,7 @@ static void gtdp_note(struct gtdp_pass *pass, struct kvm_gtdp_region *r, gfn_t s
 		if (installed)
 			WRITE_ONCE(r->backoff, 0);
 		gtdp_back_off(r, now);
-		pass->wait = min_not_zero(pass->wait, gtdp_wait(r, now));
+		pass->due_in = min_not_zero(pass->due_in, gtdp_due_in(r, now));
 	} else {
 		/*
 		 * It never was there or was taken away: for good or, before a vCPU
@@ -74,15 +74,15 @@ static void gtdp_note(struct gtdp_pass *pass, struct kvm_gtdp_region *r, gfn_t s
 		 */
 		todo = GTDP_ABSENT;
 		WRITE_ONCE(r->backoff, 0);
-		if (!pass->awaited && has_run)
-			pass->awaited = gtdp_is_awaited(pass, start);
+		if (!pass->uffd_pending && has_run)
+			pass->uffd_pending = gtdp_is_uffd_pending(pass, start);
 	}
 
 	cmpxchg(&r->todo, GTDP_DONE, todo);
 }
 
-static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
-		      gfn_t start, gfn_t end, u8 now)
+static void gtdp_scan_region(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
+			     gfn_t start, gfn_t end, u8 now)
 {
 	u64 absent = pass->p.absent, installed = pass->p.installed;
 	long ret;
@@ -97,7 +97,7 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 	 */
 	todo = xchg(&r->todo, GTDP_DONE);
 	ret = kvm_tdp_populate(&pass->p, start, end);
-	pass->looks++;
+	pass->scans++;
 
 	absent = pass->p.absent - absent;
 	installed = pass->p.installed - installed;
@@ -111,11 +111,11 @@ static void gtdp_look(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 
 	/* What is missing may come, or come back. */
 	if (ret < 0 || absent)
-		gtdp_note(pass, r, start, todo, installed, min(ret, 0L), now);
+		gtdp_requeue_region(pass, r, start, todo, installed, min(ret, 0L), now);
 }
 
-/* Whether to look at a region now. */
-static bool gtdp_is_worthwhile(struct gtdp_pass *pass, const struct kvm_gtdp_region *r, u8 now)
+/* Whether to scan a region now. */
+static bool gtdp_is_region_due(struct gtdp_pass *pass, const struct kvm_gtdp_region *r, u8 now)
 {
 	u8 wait;
 
@@ -125,8 +125,8 @@ static bool gtdp_is_worthwhile(struct gtdp_pass *pass, const struct kvm_gtdp_reg
 	case GTDP_ABSENT:
 		return pass->absent;
 	case GTDP_ZAPPED:
-		wait = gtdp_wait(r, now);
-		pass->wait = min_not_zero(pass->wait, wait);
+		wait = gtdp_due_in(r, now);
+		pass->due_in = min_not_zero(pass->due_in, wait);
 		return !wait;
 	default:
 		return false;
@@ -134,48 +134,92 @@ static bool gtdp_is_worthwhile(struct gtdp_pass *pass, const struct kvm_gtdp_reg
 }
 
 /*
- * Take the turn that @gfn is in, unless someone else has.  All walk the memslots
- * in the same order, from the same place: a turn below the last that was taken
- * was taken, too, as whoever went past it either did so or found it taken.
+ * Claim the stride that @gfn is in, unless someone else has.  All walk the
+ * memslots in the same order, from the same place: a stride below the last that
+ * was claimed was claimed, too, as whoever went past it either did so or found
+ * it claimed.
  */
-static bool gtdp_take_turn(struct gtdp_pass *pass, gfn_t gfn)
+static bool gtdp_claim_stride(struct gtdp_pass *pass, gfn_t gfn)
 {
-	s64 turn = gfn / GTDP_TURN_PAGES, last;
-	atomic64_t *taken = &pass->p.kvm->arch.gtdp->turn;
+	s64 stride = gfn / GTDP_STRIDE_PAGES, last;
+	atomic64_t *claimed = &pass->p.kvm->arch.gtdp->stride;
 
-	if (!pass->shared || pass->turn == turn)
+	if (!pass->shared || pass->stride == stride)
 		return true;
 
-	last = atomic64_read(taken);
+	last = atomic64_read(claimed);
 	do {
-		if (last >= turn)
+		if (last >= stride)
 			return false;
-	} while (!atomic64_try_cmpxchg(taken, &last, turn));
+	} while (!atomic64_try_cmpxchg(claimed, &last, stride));
 
-	pass->turn = turn;
+	pass->stride = stride;
+	return true;
+}
+
+/* What is left to do for one SRCU read-side section. */
+struct gtdp_batch {
+	int regions;
+	int scans;
+	u8 now;
+};
+
+/*
+ * Scan what is due of pass->p.slot, from pass->gfn on.  Returns false if the batch, or
+ * memory, is used up before the end of the slot.
+ */
+static bool gtdp_scan_slot(struct gtdp_pass *pass, struct gtdp_batch *batch)
+{
+	const struct kvm_memory_slot *slot = pass->p.slot;
+	struct kvm_gtdp_region *r;
+	gfn_t start, end;
+
+	for (start = max(pass->gfn, slot->base_gfn); start < gtdp_slot_end(slot); start = end) {
+		pass->gfn = start;
+
+		if (!batch->regions-- || !batch->scans)
+			return false;
+
+		if (!gtdp_claim_stride(pass, start)) {
+			end = ALIGN_DOWN(start, GTDP_STRIDE_PAGES) + GTDP_STRIDE_PAGES;
+			continue;
+		}
+
+		end = gtdp_region_end(start, gtdp_slot_end(slot));
+		r = gtdp_region(slot, start);
+		if (!gtdp_is_region_due(pass, r, batch->now))
+			continue;
+
+		gtdp_scan_region(pass, r, start, end, batch->now);
+		if (pass->nomem)
+			return false;
+		batch->scans--;
+	}
+
+	pass->gfn = start;
 	return true;
 }
 
 /*
- * Look at some regions from pass->gfn on.  SRCU is not held for long, as
+ * Scan some regions from pass->gfn on.  SRCU is not held for long, as
  * memslot updates wait for it.  Returns false at the end of the address space.
  */
-static bool gtdp_pass_batch(struct gtdp_pass *pass)
+static bool gtdp_scan_batch(struct gtdp_pass *pass)
 {
-	int regions = GTDP_REGIONS_PER_BATCH, looks = GTDP_LOOKS_PER_BATCH;
+	struct gtdp_batch batch = {
+		.regions = GTDP_REGIONS_PER_BATCH,
+		.scans = GTDP_SCANS_PER_BATCH,
+	};
 	const gfn_t max_gfn = kvm_mmu_max_gfn() + 1;
 	struct kvm *kvm = pass->p.kvm;
 	struct kvm_memslot_iter iter;
-	struct kvm_gtdp_region *r;
-	gfn_t start, end;
-	u8 now;
 
 	guard(srcu)(&kvm->srcu);
 
 	if (!kvm_gtdp_enabled(kvm))
 		return false;
 
-	now = gtdp_now(kvm->arch.gtdp);
+	batch.now = gtdp_now(kvm->arch.gtdp);
 
 	/* VMAs are known for as long as memslots can't go away. */
 	pass->p.vma_end = 0;
@@ -186,38 +230,17 @@ static bool gtdp_pass_batch(struct gtdp_pass *pass)
 		if (!iter.slot->arch.gtdp_regions)
 			continue;
 
-		for (start = max(pass->gfn, iter.slot->base_gfn);
-		     start < gtdp_slot_end(iter.slot); start = end) {
-			pass->gfn = start;
-
-			if (!regions-- || !looks)
-				return true;
-
-			if (!gtdp_take_turn(pass, start)) {
-				end = ALIGN_DOWN(start, GTDP_TURN_PAGES) + GTDP_TURN_PAGES;
-				continue;
-			}
-
-			end = gtdp_region_end(start, gtdp_slot_end(iter.slot));
-			r = gtdp_region(iter.slot, start);
-			if (!gtdp_is_worthwhile(pass, r, now))
-				continue;
-
-			gtdp_look(pass, r, start, end, now);
-			if (pass->nomem)
-				return false;
-			looks--;
-		}
-		pass->gfn = start;
+		if (!gtdp_scan_slot(pass, &batch))
+			return !pass->nomem;
 	}
 
 	return false;
 }
 
-/* How many pages more than one each the looks of this slice have mapped. */
+/* How many pages more than one each the scans of this slice have mapped. */
 static s64 gtdp_gain(const struct gtdp_pass *pass)
 {
-	return pass->p.installed - pass->looks - pass->slice_gain;
+	return pass->p.installed - pass->scans - pass->slice_gain;
 }
 
 static unsigned long gtdp_switches(void)
@@ -230,8 +253,8 @@ static void gtdp_begin_slice(struct gtdp_pass *pass)
 	pass->slice_start = ktime_get_ns();
 	pass->slice_runtime = current->se.sum_exec_runtime;
 	pass->slice_switches = gtdp_switches();
-	pass->slice_looks = pass->looks;
-	pass->slice_gain = pass->p.installed - pass->looks;
+	pass->slice_scans = pass->scans;
+	pass->slice_gain = pass->p.installed - pass->scans;
 }
 
 /*
@@ -250,33 +273,33 @@ static u64 gtdp_slice_ns(const struct gtdp_pass *pass)
 
 static bool gtdp_end_slice(struct gtdp_pass *pass)
 {
-	bool pays = gtdp_gain(pass) > 0;
+	bool productive = gtdp_gain(pass) > 0;
 
-	if (!pays)
-		pass->vain_ns += gtdp_slice_ns(pass);
+	if (!productive)
+		pass->wasted_ns += gtdp_slice_ns(pass);
 	gtdp_begin_slice(pass);
-	return pays;
+	return productive;
 }
 
 /*
- * Looks in vain have to be paid for after some time.  To pass over what needs none
+ * Wasted scans are throttled after some time.  To skip what needs none
  * takes long in terabytes only; and a pass that is to begin again has to get there.
  */
-static bool gtdp_pass_on(struct gtdp_pass *pass)
+static bool gtdp_may_continue(struct gtdp_pass *pass)
 {
 	/*
 	 * A thread that never returns to userspace must do what is done on the way
 	 * there: to be stopped by cpu.max, among others, for which vCPUs would pay.
 	 */
 	if (xfer_to_guest_mode_handle_work() || READ_ONCE(pass->p.kvm->arch.gtdp->stop)) {
-		pass->cut = true;
-	} else if (gtdp_slice_ns(pass) >= GTDP_VAIN_NS) {
-		bool looked = pass->looks != pass->slice_looks;
+		pass->partial = true;
+	} else if (gtdp_slice_ns(pass) >= GTDP_SLICE_NS) {
+		bool scanned = pass->scans != pass->slice_scans;
 
-		pass->cut = !gtdp_end_slice(pass) && looked;
+		pass->partial = !gtdp_end_slice(pass) && scanned;
 	}
 
-	return !pass->cut;
+	return !pass->partial;
 }
 
 /* Created by a vCPU's thread, it must not keep that from running. */
@@ -286,7 +309,7 @@ void gtdp_drop_rt(void)
 		sched_set_normal(current, 0);
 }
 
-bool gtdp_help(void *data)
+bool gtdp_helper_fn(void *data)
 {
 	struct gtdp_helper *helper = data;
 	u64 start;
@@ -301,7 +324,7 @@ bool gtdp_help(void *data)
 
 	start = ktime_get_ns();
 	gtdp_begin_slice(&helper->pass);
-	while (gtdp_pass_batch(&helper->pass) && gtdp_pass_on(&helper->pass))
+	while (gtdp_scan_batch(&helper->pass) && gtdp_may_continue(&helper->pass))
 		;
 	gtdp_end_slice(&helper->pass);
 	kvm_tdp_populate_end(&helper->pass.p);
@@ -329,8 +352,8 @@ static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 	last = gtdp->helpers + smp_load_acquire(&gtdp->nr_helpers);
 
 	pass->shared = true;
-	pass->turn = pass->gfn / GTDP_TURN_PAGES;
-	atomic64_set(&gtdp->turn, pass->turn);
+	pass->stride = pass->gfn / GTDP_STRIDE_PAGES;
+	atomic64_set(&gtdp->stride, pass->stride);
 
 	for (helper = gtdp->helpers; helper < last; helper++) {
 		if (READ_ONCE(helper->state) != GTDP_HELPER_IDLE)
@@ -340,12 +363,12 @@ static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 		helper->pass.p = (struct kvm_tdp_populate) {
 			.kvm = pass->p.kvm,
 			.role = pass->p.role,
-			.unasked = true,
+			.background = true,
 		};
-		helper->pass.looks = 0;
-		helper->pass.vain_ns = 0;
+		helper->pass.scans = 0;
+		helper->pass.wasted_ns = 0;
 		/* That is the follower's own. */
-		helper->pass.turn = -1;
+		helper->pass.stride = -1;
 
 		if (cmpxchg(&helper->state, GTDP_HELPER_IDLE,
 			    GTDP_HELPER_ASSIGNED) != GTDP_HELPER_IDLE)
@@ -365,8 +388,8 @@ static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 			continue;
 
 		/*
-		 * Don't wait for one that doesn't get to run: all turns that
-		 * nobody has taken by now were the follower's own.
+		 * Don't wait for one that doesn't get to run: all strides that
+		 * nobody has claimed by now were the follower's own.
 		 */
 		helper->assigned = false;
 		if (cmpxchg(&helper->state, GTDP_HELPER_ASSIGNED,
@@ -377,17 +400,17 @@ static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 		wait_for_completion(&helper->done);
 		pass->p.mapped += helper->pass.p.mapped;
 		pass->p.installed += helper->pass.p.installed;
-		pass->looks += helper->pass.looks;
-		pass->vain_ns += helper->pass.vain_ns;
+		pass->scans += helper->pass.scans;
+		pass->wasted_ns += helper->pass.wasted_ns;
 		pass->arrived |= helper->pass.arrived;
-		pass->awaited |= helper->pass.awaited;
-		pass->again |= helper->pass.again;
+		pass->uffd_pending |= helper->pass.uffd_pending;
+		pass->retry |= helper->pass.retry;
 		pass->nomem |= helper->pass.nomem;
-		pass->wait = min_not_zero(pass->wait, helper->pass.wait);
+		pass->due_in = min_not_zero(pass->due_in, helper->pass.due_in);
 
-		/* All turns above are looked at again, and mostly are complete. */
-		if (helper->pass.cut) {
-			pass->cut = true;
+		/* All strides above are scanned again, and mostly are complete. */
+		if (helper->pass.partial) {
+			pass->partial = true;
 			pass->gfn = min(pass->gfn, helper->pass.gfn);
 		}
 	}
@@ -396,50 +419,50 @@ static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 }
 
 /*
- * While looks in vain are being paid for, more may arrive where it did before: map
+ * While a pass is throttled, more may arrive where it did before: map
  * that before going on.
  */
-static void gtdp_pass_front(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
+static void gtdp_scan_front(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 {
 	const gfn_t gfn = pass->gfn;
 
 	pass->gfn = READ_ONCE(gtdp->front);
-	while (gtdp_pass_batch(pass) && gtdp_end_slice(pass) && gtdp_pass_on(pass))
+	while (gtdp_scan_batch(pass) && gtdp_end_slice(pass) && gtdp_may_continue(pass))
 		;
 	pass->gfn = gfn;
 }
 
-/* Begin, or go on with, a pass: to its end, or until it is cut. */
-void gtdp_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
+/* Begin, or go on with, a pass: to its end, or until it is cut short. */
+void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 {
-	bool was_cut = pass->cut;
+	bool was_partial = pass->partial;
 	struct kvm *kvm = gtdp->kvm;
 
 	pass->p.kvm = kvm;
-	pass->p.unasked = true;
-	pass->not_awaited_end = 0;
-	pass->cut = false;
+	pass->p.background = true;
+	pass->no_uffd_end = 0;
+	pass->partial = false;
 	pass->nomem = false;
-	pass->vain_ns = 0;
+	pass->wasted_ns = 0;
 	gtdp_begin_slice(pass);
 
 	for (; pass->as_id < kvm_arch_nr_memslot_as_ids(kvm); pass->as_id++, pass->gfn = 0) {
 		if (!kvm_mmu_get_vm_root_role(kvm, pass->as_id, &pass->p.role)) {
-			pass->again = true;
+			pass->retry = true;
 			continue;
 		}
 
-		if (was_cut && !pass->as_id)
-			gtdp_pass_front(gtdp, pass);
-		if (pass->cut)
+		if (was_partial && !pass->as_id)
+			gtdp_scan_front(gtdp, pass);
+		if (pass->partial)
 			break;
 
-		while (gtdp_pass_batch(pass) && gtdp_pass_on(pass)) {
+		while (gtdp_scan_batch(pass) && gtdp_may_continue(pass)) {
 			if (!pass->shared && gtdp_gain(pass) >= (s64)GTDP_PAGES_TO_SHARE)
 				gtdp_share(gtdp, pass);
 		}
 		gtdp_join(gtdp, pass);
-		if (pass->cut)
+		if (pass->partial)
 			break;
 	}
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Tracker of Global TDP: a few bytes for each 2MiB region of a memslot say whether
- * a look at it is worthwhile, and when.
+ * it is due for a scan, and when.
  */
 #include "global_tdp.h"
 #include "gtdp.h"
@@ -21,7 +21,7 @@ void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
 		return;
 
 	/*
-	 * The follower looks at these after it has announced to sleep, and
+	 * The follower reads these after it has announced to sleep, and
 	 * waking it up implies a barrier, so one of the two is noticed.
 	 */
 	if (urgent)
@@ -51,10 +51,10 @@ void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 			continue;
 
 		if (todo == GTDP_ZAPPED && READ_ONCE(gtdp->has_run)) {
-			u8 calm = now - READ_ONCE(r->due);
+			u8 quiet = now - READ_ONCE(r->due);
 
 			/* Memory in churn is left alone for longer and longer. */
-			if (calm > 2 << READ_ONCE(r->backoff))
+			if (quiet > 2 << READ_ONCE(r->backoff))
 				WRITE_ONCE(r->backoff, 0);
 			gtdp_back_off(r, now);
 		} else {
@@ -87,37 +87,21 @@ void __kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
 				  min(end, gtdp_slot_end(iter.slot)));
 }
 
-/* What is there already stays. */
-int gtdp_alloc_slot(struct kvm_memory_slot *slot, u64 features)
+int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
 {
 	unsigned long nr;
 
-	if (!gtdp_is_user_slot(slot))
+	if (!kvm->arch.gtdp || !gtdp_is_user_slot(slot))
 		return 0;
 
-	if (!slot->arch.gtdp_regions) {
-		nr = gfn_to_index(gtdp_slot_end(slot) - 1, slot->base_gfn, PG_LEVEL_2M) + 1;
-		slot->arch.gtdp_regions = __vcalloc(nr, sizeof(*slot->arch.gtdp_regions),
-						    GFP_KERNEL_ACCOUNT);
-		if (!slot->arch.gtdp_regions)
-			return -ENOMEM;
-	}
-
-	if (features & KVM_GLOBAL_TDP_HARVEST && !slot->arch.gtdp_notes)
-		return gtdp_alloc_notes(slot);
-
-	return 0;
-}
-
-int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
-{
-	return kvm->arch.gtdp ? gtdp_alloc_slot(slot, kvm->arch.gtdp->features) : 0;
+	nr = gfn_to_index(gtdp_slot_end(slot) - 1, slot->base_gfn, PG_LEVEL_2M) + 1;
+	slot->arch.gtdp_regions = __vcalloc(nr, sizeof(*slot->arch.gtdp_regions),
+					    GFP_KERNEL_ACCOUNT);
+	return slot->arch.gtdp_regions ? 0 : -ENOMEM;
 }
 
 void kvm_gtdp_free_slot(struct kvm_memory_slot *slot)
 {
 	vfree(slot->arch.gtdp_regions);
 	slot->arch.gtdp_regions = NULL;
-	vfree(slot->arch.gtdp_notes);
-	slot->arch.gtdp_notes = NULL;
 }

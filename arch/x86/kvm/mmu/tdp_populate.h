@@ -18,10 +18,10 @@ struct kvm_tdp_populate {
 	/* The role of the root to fill; the root is made if there is none. */
 	union kvm_mmu_page_role role;
 	/* Nobody waits for it: leave memory to others, see may_charge(). */
-	bool unasked;
+	bool background;
 
 	/* Results in 4KiB pages, added up over all calls. */
-	u64 mapped;	/* mapped when looked at, whoever mapped it */
+	u64 mapped;	/* mapped when scanned, whoever mapped it */
 	u64 installed;	/* of those, mapped by this walk */
 	u64 absent;	/* not mapped, because the host has nothing to map */
 

@@ -19,7 +19,7 @@
 /* All that comes of a zap is within so many seconds. */
 #define ZAP_SECONDS	17
 #define ZAP_WAKEUPS	6
-/* The share of a CPU that looks in vain have, over any so many seconds. */
+/* The share of a CPU that wasted scans have, over any so many seconds. */
 #define VAIN_SECONDS	10
 #define VAIN_SHARE	16
 /* And how often they wake up each second, as they rest for 200ms and more. */
@@ -55,7 +55,7 @@
 
 /*
  * Memory that takes long to pass over, none of which is there, and the seconds in which
- * it has been looked for, as looks in vain are paid for.
+ * it has been looked for, as wasted scans are throttled.
  */
 #define LARGE_SIZE	(256ul * SZ_1G)
 #define LARGE_SECONDS	45
@@ -253,7 +253,7 @@ static void waiting_vmm(void)
 	_exit(0);
 }
 
-/* A VM of which a pass takes longer than looks in vain may. */
+/* A VM of which a pass takes longer than wasted scans may. */
 static void create_large(struct subject *s)
 {
 	create_slot(s, LARGE_SIZE);
@@ -345,8 +345,8 @@ static int later(int first, int seconds)
 }
 
 /*
- * What is new is mapped at once, however much else is looked at in vain, and be it
- * where nothing has arrived lately.
+ * What is new is mapped at once, however much else is scanned for nothing, and be
+ * it where nothing has arrived lately.
  */
 static void check_new(struct subject *s)
 {

@@ -525,8 +525,8 @@ static bool test_limit_async(void (*vmm)(void))
 	TEST_ASSERT(tables < NR_TABLES * PAGE_SIZE, "%lu bytes of page tables", tables);
 
 	/*
-	 * Its longest sleep is 250ms, so what it wants to give up, after a look
-	 * in vain or some, it will have by then.
+	 * Its longest sleep is 250ms, so what it wants to give up, after a
+	 * wasted scan or some, it will have by then.
 	 */
 	if (vmm == lone_follower)
 		sleep(2);

@@ -36,7 +36,7 @@
 /* More than a follower sleeps in three passes. */
 #define SETTLE_USECS	1000000
 
-/* Looks in vain for what was zapped beside a vCPU, until it is gone for good. */
+/* Wasted scans for what was zapped beside a vCPU, until it is gone for good. */
 #define LOOKS_ZAPPED	4
 
 /* Little enough to meet a follower that is at work. */
@@ -525,7 +525,7 @@ enum comes_back {
  * When it comes back, slowly, it is mapped if no vCPU has run: as in the
  * destination of a postcopy migration, which is sent it again.  Beside a vCPU,
  * the same holds for some seconds; after that it has been taken away for good, as
- * by a balloon, and is left to faults, until there is another reason to look.
+ * by a balloon, and is left to faults, until there is another reason to scan.
  */
 static bool test_discarded(bool has_run, enum comes_back when)
 {

@@ -165,8 +165,8 @@ static void let_settle(void)
 }
 
 /*
- * How long a pass takes that looks at @size of absent memory, without the rests that it
- * takes every 10ms, in one of which the figures are read.
+ * How long a pass takes that looks at @size of absent memory, without the pauses that
+ * it takes every 10ms, in one of which the figures are read.
  */
 static u64 time_absent_pass(void)
 {
@@ -334,7 +334,7 @@ static void keep_least(u64 *least, u64 start)
 
 /*
  * Memory that is not there: a memslot's creation, a call, a pass, what the host takes
- * away while it is awaited, and the memslot's end.
+ * away while it is waited for, and the memslot's end.
  */
 static void run_sparse(u64 features, const char *name)
 {

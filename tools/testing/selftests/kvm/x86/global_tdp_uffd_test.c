@@ -34,7 +34,7 @@
 
 #define THP_DIR		"/sys/kernel/mm/transparent_hugepage"
 
-/* Some of its passes with what is looked at in vain. */
+/* Some of its passes with what is scanned for nothing. */
 #define IDLE_SECONDS	3
 
 struct env {
