@@ -4,6 +4,7 @@
  * vCPUs fault on them.  tdp_populate.c does the building; what is here decides
  * where and when it pays.
  *
+ *   gtdp_harvest.c: tells what the guest has accessed, to be populated the next time
  *   gtdp_track.c:  a few bytes for each 2MiB region of a memslot say whether it
  *                  is due for another scan
  *   gtdp_pass.c:   scans those that are, with some threads if there are many
@@ -24,6 +25,9 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 				 KVM_GLOBAL_TDP_FAULT_AROUND | \
 				 KVM_GLOBAL_TDP_POPULATE | \
 				 KVM_GLOBAL_TDP_PAGE_CACHE)
+
+/* What takes memory, and time of whoever zaps or ages it, is for those who ask for it. */
+#define KVM_GTDP_ON_REQUEST	KVM_GLOBAL_TDP_HARVEST
 
 /* log2 of the faults to skip after a wasted fault-around, at most. */
 #define GTDP_BACKOFF_FAULTS	5
@@ -94,6 +98,10 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 	    fault->prefetch || fault->goal_level != PG_LEVEL_4K)
 		return;
 
+	/* That of a nested guest without paging of its own: rare, and not so for 6.12. */
+	if (p.role.guest_mode)
+		return;
+
 	r = gtdp_region(slot, fault->gfn);
 	n = READ_ONCE(r->fault_wait);
 	if (n) {
@@ -140,6 +148,37 @@ static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
 	return 0;
 }
 
+/* Those of the pages of a 2MiB region that are wanted: some runs of them. */
+static int gtdp_populate_wanted(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end, bool cached,
+				const unsigned long *wanted)
+{
+	const gfn_t base = round_down(*gfn, SPTE_ENT_PER_PAGE);
+	const gfn_t slot_end = min(end, gtdp_slot_end(p->slot));
+	int runs = cached ? 1 : GTDP_SCANS_PER_BATCH;
+	gfn_t run_end;
+	long n;
+
+	while (*gfn < slot_end && runs--) {
+		*gfn = base + find_next_bit(wanted, SPTE_ENT_PER_PAGE, *gfn - base);
+		if (*gfn >= slot_end)
+			break;
+
+		run_end = base + find_next_zero_bit(wanted, SPTE_ENT_PER_PAGE, *gfn - base);
+		run_end = min(run_end, slot_end);
+		n = cached ? gtdp_populate_cached(p, *gfn, run_end, NULL) :
+			     kvm_tdp_populate(p, *gfn, run_end);
+		if (n < 0)
+			return n;
+
+		*gfn += n;
+		if (need_resched())
+			break;
+	}
+
+	*gfn = min(*gfn, slot_end);
+	return 0;
+}
+
 /* To map a region on the host takes as long as eight scans do. */
 static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
 {
@@ -154,9 +193,35 @@ static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t en
 	return 0;
 }
 
+/* The memslot at @gfn or, if a bitmap may have bits of none, the next one, if any. */
+const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *gfn,
+					     gfn_t end, bool skip)
+{
+	const struct kvm_memory_slot *slot = __gfn_to_memslot(slots, *gfn);
+	struct kvm_memslot_iter iter;
+
+	if (slot && gtdp_is_user_slot(slot))
+		return slot;
+
+	if (!skip)
+		return NULL;
+
+	kvm_for_each_memslot_in_gfn_range(&iter, slots, *gfn, end) {
+		if (!gtdp_is_user_slot(iter.slot))
+			continue;
+
+		*gfn = max(*gfn, iter.slot->base_gfn);
+		return iter.slot;
+	}
+
+	*gfn = end;
+	return NULL;
+}
+
 /* For memslots can't go away: some of the range, from @gfn on, which moves forward. */
 static int gtdp_populate_batch(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end,
-			       const struct kvm_populate_memory *range)
+			       const struct kvm_populate_memory *range,
+			       const unsigned long *wanted)
 {
 	struct kvm *kvm = p->kvm;
 	gfn_t slot_end;
@@ -167,9 +232,14 @@ static int gtdp_populate_batch(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end
 		return -EOPNOTSUPP;
 
 	p->vma_end = 0;
-	p->slot = __gfn_to_memslot(__kvm_memslots(kvm, range->as_id), *gfn);
-	if (!p->slot || !gtdp_is_user_slot(p->slot))
-		return -ENOENT;
+	p->slot = gtdp_find_slot(__kvm_memslots(kvm, range->as_id), gfn, end,
+				 wanted);
+	if (!p->slot)
+		return wanted ? 0 : -ENOENT;
+
+	if (wanted)
+		return gtdp_populate_wanted(p, gfn, end, range->flags & KVM_POPULATE_PAGE_CACHE,
+					    wanted);
 
 	if (range->flags & KVM_POPULATE_PAGE_CACHE)
 		return gtdp_populate_region(p, gfn, end);
@@ -180,6 +250,42 @@ static int gtdp_populate_batch(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end
 	slot_end = min3(end, gtdp_slot_end(p->slot), *gfn + GTDP_BATCH_PAGES);
 	gtdp_mark(kvm->arch.gtdp, p->slot, *gfn, slot_end, GTDP_NEW);
 	*gfn = slot_end;
+	return 0;
+}
+
+/* Get the bits of [@gfn, @end), which is in one 2MiB region, whose first page has bit 0. */
+static int gtdp_get_wanted(const struct kvm_populate_memory *range, gfn_t gfn, gfn_t end,
+			   unsigned long *wanted)
+{
+	const gfn_t first = round_down(gfn, BITS_PER_U64);
+	const unsigned int start = gfn % SPTE_ENT_PER_PAGE;
+	const u64 __user *words = u64_to_user_ptr(range->bitmap);
+
+	words += (first - gpa_to_gfn(range->gpa)) / BITS_PER_U64;
+	if (copy_from_user(wanted + first % SPTE_ENT_PER_PAGE / BITS_PER_U64, words,
+			   DIV_ROUND_UP(end - first, BITS_PER_U64) * sizeof(u64)))
+		return -EFAULT;
+
+	bitmap_clear(wanted, 0, start);
+	bitmap_clear(wanted, start + (end - gfn), SPTE_ENT_PER_PAGE - start - (end - gfn));
+	return 0;
+}
+
+/* Some of the pages of [@gfn, @end), which is in one 2MiB region, whose bits are set. */
+static int gtdp_populate_bitmap(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end,
+				const struct kvm_populate_memory *range)
+{
+	DECLARE_BITMAP(wanted, SPTE_ENT_PER_PAGE) = {};
+	int r;
+
+	r = gtdp_get_wanted(range, *gfn, end, wanted);
+	if (r)
+		return r;
+
+	if (!bitmap_empty(wanted, SPTE_ENT_PER_PAGE))
+		return gtdp_populate_batch(p, gfn, end, range, wanted);
+
+	*gfn = end;
 	return 0;
 }
 
@@ -204,7 +310,10 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 		cond_resched();
 
 		before = gfn;
-		r = gtdp_populate_batch(&p, &gfn, end, range);
+		if (range->flags & KVM_POPULATE_BITMAP)
+			r = gtdp_populate_bitmap(&p, &gfn, gtdp_region_end(gfn, end), range);
+		else
+			r = gtdp_populate_batch(&p, &gfn, end, range, NULL);
 		if (gfn > before)
 			retries = GTDP_RETRIES;
 
@@ -216,11 +325,37 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 	kvm_tdp_populate_end(&p);
 	atomic64_add(ktime_get_ns() - start, &kvm->stat.tdp_populate_time_ns);
 
+	if (range->flags & KVM_POPULATE_BITMAP) {
+		/* If it is to go on, then with a word of the bitmap. */
+		if (gfn < end)
+			gfn = round_down(gfn, BITS_PER_U64);
+		range->bitmap += DIV_ROUND_UP(gfn - gpa_to_gfn(range->gpa), BITS_PER_U64) *
+				 sizeof(u64);
+	}
+
 	range->gpa = gfn_to_gpa(gfn);
 	range->size = gfn_to_gpa(end - gfn);
 	range->mapped = p.mapped << PAGE_SHIFT;
 	range->absent = p.absent << PAGE_SHIFT;
 	return r;
+}
+
+static bool gtdp_is_range_valid(struct kvm *kvm, const struct kvm_populate_memory *range)
+{
+	if (range->flags & ~(KVM_POPULATE_ASYNC | KVM_POPULATE_PAGE_CACHE | KVM_POPULATE_BITMAP) ||
+	    range->as_id >= kvm_arch_nr_memslot_as_ids(kvm) || range->reserved)
+		return false;
+
+	/* The follower looks for what is present, wherever that is. */
+	if (range->flags & KVM_POPULATE_ASYNC && range->flags != KVM_POPULATE_ASYNC)
+		return false;
+
+	if (range->flags & KVM_POPULATE_BITMAP ?
+	    !gtdp_is_bitmap_aligned(range->gpa, range->bitmap) : range->bitmap)
+		return false;
+
+	return PAGE_ALIGNED(range->gpa) && PAGE_ALIGNED(range->size) &&
+	       range->gpa + range->size >= range->gpa;
 }
 
 int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
@@ -234,12 +369,7 @@ int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
 	if (copy_from_user(&range, argp, sizeof(range)))
 		return -EFAULT;
 
-	if (!PAGE_ALIGNED(range.gpa) || !PAGE_ALIGNED(range.size) ||
-	    range.gpa + range.size < range.gpa ||
-	    range.flags & ~(KVM_POPULATE_ASYNC | KVM_POPULATE_PAGE_CACHE) ||
-	    range.flags == (KVM_POPULATE_ASYNC | KVM_POPULATE_PAGE_CACHE) ||
-	    range.as_id >= kvm_arch_nr_memslot_as_ids(kvm) ||
-	    range.reserved[0] || range.reserved[1])
+	if (!gtdp_is_range_valid(kvm, &range))
 		return -EINVAL;
 
 	if (range.flags & KVM_POPULATE_ASYNC) {
@@ -272,7 +402,7 @@ u64 kvm_gtdp_supported(struct kvm *kvm)
 	if (kvm && (kvm->arch.vm_type != KVM_X86_DEFAULT_VM || kvm->arch.gtdp_forbidden))
 		return 0;
 
-	return KVM_GTDP_FEATURES;
+	return KVM_GTDP_FEATURES | (kvm_ad_enabled ? KVM_GTDP_ON_REQUEST : 0);
 }
 
 bool __kvm_gtdp_has(struct kvm *kvm, u64 features)
@@ -307,7 +437,7 @@ int kvm_gtdp_init_vm(struct kvm *kvm)
 }
 
 /* Give memslots that exist already what new ones get. */
-static int gtdp_alloc_slots(struct kvm *kvm)
+static int gtdp_alloc_slots(struct kvm *kvm, u64 features)
 {
 	struct kvm_memory_slot *slot;
 	struct kvm_memslots *slots;
@@ -320,10 +450,7 @@ static int gtdp_alloc_slots(struct kvm *kvm)
 	for (i = 0; i < kvm_arch_nr_memslot_as_ids(kvm); i++) {
 		slots = __kvm_memslots(kvm, i);
 		kvm_for_each_memslot(slot, bkt, slots) {
-			if (slot->arch.gtdp_regions)
-				continue;
-
-			r = kvm_gtdp_alloc_slot(kvm, slot);
+			r = gtdp_alloc_slot(slot, features);
 			if (r)
 				return r;
 		}
@@ -404,7 +531,7 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 	if (kvm->arch.gtdp->features == features)
 		return 0;
 
-	r = gtdp_alloc_slots(kvm);
+	r = gtdp_alloc_slots(kvm, features);
 	if (r)
 		return r;
 

@@ -204,6 +204,14 @@ static inline gfn_t gtdp_slot_end(const struct kvm_memory_slot *slot)
 	return slot->base_gfn + slot->npages;
 }
 
+/* Bitmaps of userspace have a bit a page, in words that begin at a multiple of 256KiB. */
+#define BITS_PER_U64	64
+
+static inline bool gtdp_is_bitmap_aligned(u64 gpa, u64 bitmap)
+{
+	return IS_ALIGNED(gpa, BITS_PER_U64 * PAGE_SIZE) && IS_ALIGNED(bitmap, sizeof(u64));
+}
+
 /*
  * Deadlines of regions are in seconds, which begin at the same time for all regions
  * of a VM, but not for all VMs.  So many jiffies of this one are over.
@@ -245,11 +253,18 @@ static inline void gtdp_back_off(struct kvm_gtdp_region *r, u8 now)
 	WRITE_ONCE(r->backoff, min(n + 1, GTDP_BACKOFF_ZAPPED));
 }
 
+const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *gfn,
+					     gfn_t end, bool skip);
+
 /* Page cache */
 int gtdp_map_page_cache(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
 			const struct kvm_page_fault *fault);
 
+/* Harvest */
+int gtdp_alloc_notes(struct kvm_memory_slot *slot);
+
 /* Tracker */
+int gtdp_alloc_slot(struct kvm_memory_slot *slot, u64 features);
 void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	       gfn_t start, gfn_t end, enum gtdp_todo todo);
 void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent);

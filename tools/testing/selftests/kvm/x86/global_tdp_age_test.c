@@ -4,6 +4,9 @@
  * populated again and again: what the guest reads is young, and what it leaves
  * alone grows old.
  *
+ * Nor do the host and KVM_HARVEST_ACCESSED take from each other what either wants to
+ * know, although both clear the bits that tell it.
+ *
  * Who asks is DAMON, which has pages age, and looks later whether they are young.
  * It is told of two pieces of memory, of which the guest reads one.
  */
@@ -31,11 +34,16 @@
 #define AGGREGATE_USECS	100000
 #define NR_AGGREGATES	3
 
+/* So many of ten looks would not all be in the instant between an access and a harvest. */
+#define NR_LOOKS_HARVESTED	7
+
 struct env {
 	struct kvm_vm *vm;
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 	bool stop;
+	/* Harvest late, so that DAMON comes first, not at once. */
+	bool late;
 };
 
 static bool start_damon(struct env *env)
@@ -125,18 +133,45 @@ static void *populator(void *arg)
 	return NULL;
 }
 
-static bool test_age(bool populate)
+/*
+ * What was read is harvested, each time all of that and no more, however old DAMON
+ * had it become meanwhile.
+ */
+static void *harvester(void *arg)
+{
+	u64 bitmap[NR_PAGES / 64], i;
+	struct env *env = arg;
+
+	while (!READ_ONCE(env->stop)) {
+		gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA, HALF_PAGES, HOST_TAG);
+		if (env->late)
+			usleep(SAMPLE_USECS);
+		gtdp_harvest(env->vm, 0, GTDP_GPA, MEM_SIZE, bitmap);
+		for (i = 0; i < NR_PAGES; i++)
+			TEST_ASSERT((bitmap[i / 64] >> i % 64 & 1) == (i < HALF_PAGES),
+				    "Page %lu of %lu that were read", i, HALF_PAGES);
+		if (!env->late)
+			usleep(SAMPLE_USECS / 2);
+	}
+
+	return NULL;
+}
+
+enum harvest { NONE, AT_ONCE, LATE };
+
+static bool test_age(bool populate, enum harvest harvest)
 {
 	pthread_t threads[2];
 	u64 used, unused;
-	struct env env = {};
+	struct env env = { .late = harvest == LATE };
 	int i;
 
 	gtdp_mem_alloc(&env.mem, GTDP_ANON, MEM_SIZE, 0);
 	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
 	/* Only pages that are on a list of the reclaim's are looked at. */
 	gtdp_drain_lru();
-	env.vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &env.vcpu);
+	env.vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE | (harvest ? KVM_GLOBAL_TDP_HARVEST : 0),
+				1, &env.vcpu);
 	gtdp_populate_code(env.vm);
 	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
 	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
@@ -146,13 +181,14 @@ static bool test_age(bool populate)
 		return false;
 	}
 
-	pthread_create(&threads[0], NULL, reader, &env);
+	pthread_create(&threads[0], NULL, harvest ? harvester : reader, &env);
 	if (populate)
 		pthread_create(&threads[1], NULL, populator, &env);
 
 	for (i = 0; i < NR_AGGREGATES; i++) {
 		/* On a busy machine, the guest may not have been run meanwhile. */
-		gtdp_wait_until(ask(&env, &used, &unused) && used);
+		gtdp_wait_until(ask(&env, &used, &unused) &&
+				used >= (harvest == AT_ONCE ? NR_LOOKS_HARVESTED : 1));
 		/* All of it is young at first, for having been mapped. */
 		if (!i)
 			continue;
@@ -173,17 +209,37 @@ static bool test_age(bool populate)
 
 static bool test_age_alone(void)
 {
-	return test_age(false);
+	return test_age(false, NONE);
 }
 
 static bool test_age_populated(void)
 {
-	return test_age(true);
+	return test_age(true, NONE);
+}
+
+static bool test_harvested(enum harvest harvest)
+{
+	if (!(kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST))
+		return false;
+
+	return test_age(false, harvest);
+}
+
+static bool test_harvested_at_once(void)
+{
+	return test_harvested(AT_ONCE);
+}
+
+static bool test_harvested_late(void)
+{
+	return test_harvested(LATE);
 }
 
 static const struct gtdp_test tests[] = {
 	{ "ageing", test_age_alone },
 	{ "ageing while memory is populated", test_age_populated },
+	{ "harvested, then aged", test_harvested_at_once },
+	{ "aged, then harvested", test_harvested_late },
 };
 
 int main(void)

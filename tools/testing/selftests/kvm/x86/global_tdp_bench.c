@@ -77,6 +77,48 @@ static void populate(struct kvm_vcpu *vcpu)
 	gtdp_populate_full(vcpu->vm, GTDP_GPA, mem_size);
 }
 
+static u64 *alloc_bitmap(void)
+{
+	u64 *bitmap = calloc(mem_size / PAGE_SIZE / 64, sizeof(*bitmap));
+
+	TEST_ASSERT(bitmap, "calloc()");
+	return bitmap;
+}
+
+/* Half of the pages, in runs of eight. */
+static void populate_runs(struct kvm_vcpu *vcpu)
+{
+	struct kvm_populate_memory sum, range = {
+		.gpa = GTDP_GPA,
+		.size = mem_size,
+		.flags = KVM_POPULATE_BITMAP,
+	};
+	u64 *bitmap = alloc_bitmap();
+
+	for (int i = 0; i < mem_size / PAGE_SIZE / 64; i++)
+		bitmap[i] = 0x00ff00ff00ff00ff;
+	range.bitmap = (uintptr_t)bitmap;
+	TEST_ASSERT_EQ(gtdp_populate_on(vcpu->vm, &range, &sum), 0);
+	TEST_ASSERT_EQ(sum.mapped, mem_size / 2);
+	free(bitmap);
+}
+
+static void access_all(struct kvm_vcpu *vcpu)
+{
+	populate(vcpu);
+	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, mem_size / PAGE_SIZE, 0);
+}
+
+static void harvest(struct kvm_vcpu *vcpu)
+{
+	u64 *bitmap = alloc_bitmap();
+
+	gtdp_harvest(vcpu->vm, 0, GTDP_GPA, mem_size, bitmap);
+	free(bitmap);
+}
+
+#define HARVEST	(KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_HARVEST)
+
 static const struct bench_case cases[] = {
 	{ "touch", 0, NULL, NULL, true },
 	{ "prefault", 0, NULL, prefault, false },
@@ -85,6 +127,9 @@ static const struct bench_case cases[] = {
 	{ "populate", KVM_GLOBAL_TDP_POPULATE, NULL, populate, false },
 	{ "populate_touch", KVM_GLOBAL_TDP_POPULATE, NULL, populate, true },
 	{ "populate_again", KVM_GLOBAL_TDP_POPULATE, populate, populate, false },
+	{ "populate_runs", KVM_GLOBAL_TDP_POPULATE, NULL, populate_runs, false },
+	{ "harvest_all", HARVEST, access_all, harvest, false },
+	{ "harvest_none", HARVEST, populate, harvest, false },
 };
 
 static struct result run_once(const struct bench_case *c, struct gtdp_mem *mem, bool has_gtdp)
@@ -168,7 +213,7 @@ static void run_backing(enum gtdp_backing backing, const char *name,
 		       gtdp_huge_bytes(mem.hva) / SZ_1M);
 
 	for (i = 0; i < ARRAY_SIZE(cases); i++) {
-		if (!cases[i].features || has_gtdp)
+		if ((kvm_check_cap(KVM_CAP_GLOBAL_TDP) & cases[i].features) == cases[i].features)
 			run_case(&cases[i], name, &mem, has_gtdp, repeats);
 	}
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Hands random and hostile arguments to KVM_ENABLE_CAP(KVM_CAP_GLOBAL_TDP) and
- * to KVM_POPULATE_MEMORY, while memslots come and go over memory that is partly
+ * Hands random and hostile arguments to KVM_ENABLE_CAP(KVM_CAP_GLOBAL_TDP), to
+ * KVM_POPULATE_MEMORY and to KVM_HARVEST_ACCESSED, while memslots come and go over memory that is partly
  * present, missing, unmapped or not accessible, and compares each result with
  * what the documentation says of these arguments, and what is mapped with what
  * the host has (/proc/self/pagemap).
@@ -37,6 +37,9 @@
  */
 #define ARENA_PAGES	8192
 #define ARENA_ADDRESS	((void *)BIT_ULL(40))
+
+/* What a bitmap is for, at most. */
+#define BITMAP_PAGES	8192
 
 /* Where memslots are, if they are not at the end of the address space. */
 #define WINDOW_PAGES	16384
@@ -297,13 +300,16 @@ static struct kvm_populate_memory any_range(struct kvm_random_state *state)
 		range.size = any_u64(state);
 		break;
 	case 2:
-		range.flags = any_u64(state);
+		range.flags = any_u64(state) & ~KVM_POPULATE_BITMAP;
 		break;
 	case 3:
 		range.as_id = any_u64(state);
 		break;
 	case 4:
-		range.reserved[below(state, 2)] = any_u64(state);
+		range.reserved = any_u64(state);
+		break;
+	case 7:
+		range.bitmap = any_u64(state);
 		break;
 	case 5:
 		range.size = 0;
@@ -311,7 +317,7 @@ static struct kvm_populate_memory any_range(struct kvm_random_state *state)
 	case 6:
 		range.gpa = any_u64(state);
 		range.size = any_u64(state);
-		range.flags = any_u64(state);
+		range.flags = any_u64(state) & ~KVM_POPULATE_BITMAP;
 		range.as_id = any_u64(state);
 		break;
 	}
@@ -324,7 +330,7 @@ static bool is_valid(const struct kvm_populate_memory *range)
 	return !(range->gpa % PAGE_SIZE) && !(range->size % PAGE_SIZE) &&
 	       range->gpa <= UINT64_MAX - range->size &&
 	       range->flags <= KVM_POPULATE_PAGE_CACHE && range->as_id < nr_as &&
-	       !range->reserved[0] && !range->reserved[1];
+	       !range->bitmap && !range->reserved;
 }
 
 /* How much of [@gpa, @end) is beyond the page tables. */
@@ -389,6 +395,154 @@ static void check_range(struct kvm_random_state *state, bool alone)
 	TEST_ASSERT(range.absent >= unreached(before.gpa, range.gpa),
 		    "Mapped %#llx bytes of [%#llx, %#llx), absent %#llx, but page tables end at %#lx",
 		    range.mapped, before.gpa, range.gpa, range.absent, reach_gfn << PAGE_SHIFT);
+}
+
+/* A bit a page, with a word behind them that is nobody's. */
+static u64 bitmap[BITMAP_PAGES / 64 + 1];
+
+static u64 nr_bits(u64 nr)
+{
+	u64 i, sum = 0;
+
+	for (i = 0; i < nr; i++)
+		sum += bitmap[i / 64] >> i % 64 & 1;
+
+	return sum;
+}
+
+/* Arguments, mostly good ones, for what has a bitmap; @expected is an error, or 0. */
+static struct kvm_populate_memory any_bitmap(struct kvm_random_state *state, int *expected)
+{
+	int as_id = below(state, nr_as);
+	struct slot *slot = &slots[as_id][below(state, NR_SLOTS)];
+	struct kvm_populate_memory range = {
+		.gpa = (READ_ONCE(slot->gfn) & ~63ull) << PAGE_SHIFT,
+		.size = below(state, BITMAP_PAGES) << PAGE_SHIFT,
+		.flags = KVM_POPULATE_BITMAP,
+		.as_id = as_id,
+		.bitmap = (uintptr_t)bitmap,
+	};
+
+	*expected = EINVAL;
+	switch (below(state, 16)) {
+	case 0:
+		range.gpa += (1 + below(state, SZ_256K - 1));
+		break;
+	case 1:
+		range.size += 1 + below(state, PAGE_SIZE - 1);
+		break;
+	case 2:
+		range.bitmap += 1 + below(state, 7);
+		break;
+	case 3:
+		range.as_id = NR_AS + below(state, 100);
+		break;
+	case 4:
+		/* Of the kernel, or of nobody; also if it begins in the last word that is good. */
+		range.bitmap = below(state, 2) ? BIT_ULL(63) | (any_u64(state) & ~7ull) : PAGE_SIZE;
+		*expected = range.size ? EFAULT : 0;
+		break;
+	default:
+		*expected = 0;
+	}
+
+	return range;
+}
+
+static void check_bitmap(struct kvm_random_state *state, bool alone)
+{
+	int expected, err;
+	struct kvm_populate_memory range = any_bitmap(state, &expected), before;
+	u64 i, nr = range.size / PAGE_SIZE;
+
+	for (i = 0; i < ARRAY_SIZE(bitmap); i++)
+		bitmap[i] = any_u64(state);
+	range.flags |= below(state, 2) ? KVM_POPULATE_PAGE_CACHE : 0;
+	before = range;
+
+	err = populate(vm->fd, &range);
+	if (expected == EINVAL) {
+		TEST_ASSERT_EQ(err, EINVAL);
+		TEST_ASSERT(!memcmp(&range, &before, sizeof(range)), "Refused, but changed");
+		return;
+	}
+
+	if (err == EAGAIN || (err == EINTR && !alone)) {
+		TEST_ASSERT(range.gpa >= before.gpa && !(range.gpa % SZ_256K),
+			    "Can't go on at %#llx", range.gpa);
+	} else {
+		TEST_ASSERT_EQ(err, expected);
+		TEST_ASSERT_EQ(range.gpa, expected ? before.gpa : before.gpa + nr * PAGE_SIZE);
+	}
+	TEST_ASSERT_EQ(range.gpa + range.size, before.gpa + before.size);
+	TEST_ASSERT_EQ(range.bitmap - before.bitmap,
+		       DIV_ROUND_UP((range.gpa - before.gpa) / PAGE_SIZE, 64) * 8);
+	if (!expected)
+		TEST_ASSERT(range.mapped + range.absent <= nr_bits(nr) * PAGE_SIZE,
+			    "%#llx bytes for %lu bits", range.mapped + range.absent, nr_bits(nr));
+}
+
+static void check_harvest(struct kvm_random_state *state, bool alone)
+{
+	int expected, err;
+	struct kvm_populate_memory args = any_bitmap(state, &expected);
+	struct kvm_harvest_accessed range = {
+		.gpa = args.gpa,
+		.size = args.size,
+		.as_id = args.as_id,
+		.bitmap = args.bitmap,
+		.accessed = any_u64(state),
+	}, before;
+	u64 nr = range.size / PAGE_SIZE, words = DIV_ROUND_UP(nr, 64);
+	const u64 guard = any_u64(state);
+
+	if (!below(state, 16)) {
+		range.reserved[below(state, ARRAY_SIZE(range.reserved))] = 1 + below(state, 1000);
+		expected = EINVAL;
+	}
+	if (!below(state, 16)) {
+		range.flags = 1 + below(state, 1000);
+		expected = EINVAL;
+	}
+	if (!(vm_check_cap(vm, KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST))
+		expected = EOPNOTSUPP;
+
+	memset(bitmap, 0xff, sizeof(bitmap));
+	bitmap[words] = guard;
+	before = range;
+	err = ioctl(vm->fd, KVM_HARVEST_ACCESSED, &range) ? errno : 0;
+	TEST_ASSERT_EQ(bitmap[words], guard);
+
+	if (expected == EINVAL || expected == EOPNOTSUPP) {
+		TEST_ASSERT_EQ(err, expected);
+		TEST_ASSERT(!memcmp(&range, &before, sizeof(range)), "Refused, but changed");
+		return;
+	}
+
+	if (err != EINTR || alone)
+		TEST_ASSERT_EQ(err, expected);
+	TEST_ASSERT_EQ(range.gpa + range.size, before.gpa + before.size);
+	TEST_ASSERT_EQ(range.bitmap - before.bitmap,
+		       DIV_ROUND_UP((range.gpa - before.gpa) / PAGE_SIZE, 64) * 8);
+	if (!err) {
+		TEST_ASSERT_EQ(range.size, 0);
+		TEST_ASSERT_EQ(range.accessed, nr_bits(nr) * PAGE_SIZE);
+		TEST_ASSERT_EQ(nr_bits(nr), nr_bits(words * 64));
+	}
+}
+
+static void check_any(struct kvm_random_state *state, bool alone)
+{
+	switch (below(state, 8)) {
+	case 0:
+		check_bitmap(state, alone);
+		break;
+	case 1:
+		check_harvest(state, alone);
+		break;
+	default:
+		check_range(state, alone);
+	}
 }
 
 /* The structure is somewhere else than it should be, or not quite there. */
@@ -472,7 +626,7 @@ static void check_cap(struct kvm_random_state *state, bool has_vcpu)
 	struct kvm_enable_cap cap = {
 		.cap = KVM_CAP_GLOBAL_TDP,
 		.flags = below(state, 4) ? 0 : any_u64(state),
-		.args = { below(state, 2) ? below(state, GTDP_ALL + 1) : any_u64(state) },
+		.args = { below(state, 2) ? below(state, GTDP_SUPPORTED + 1) : any_u64(state) },
 	};
 	int err = __vm_ioctl(vm, KVM_ENABLE_CAP, &cap) ? errno : 0;
 
@@ -538,7 +692,7 @@ static void new_vm(bool has_vcpu)
 		kvm_vm_free(vm);
 
 	memset(slots, 0, sizeof(slots));
-	vm = has_vcpu ? gtdp_vm_create(GTDP_ALL, 1, &vcpu) : vm_create_barebones();
+	vm = has_vcpu ? gtdp_vm_create(kvm_check_cap(KVM_CAP_GLOBAL_TDP), 1, &vcpu) : vm_create_barebones();
 	reach_gfn = gtdp_reach(vm) >> PAGE_SHIFT;
 	end_gfn = BIT_ULL(vm->pa_bits) >> PAGE_SHIFT;
 }
@@ -597,7 +751,7 @@ int main(int argc, char *argv[])
 		if (!(i % 8))
 			change_slot(&rng);
 		if (below(&rng, 4))
-			check_range(&rng, true);
+			check_any(&rng, true);
 		else
 			check_pointer(&rng);
 	}
@@ -610,7 +764,7 @@ int main(int argc, char *argv[])
 	pthread_create(&thread, NULL, changer, NULL);
 	setitimer(ITIMER_REAL, &timer, NULL);
 	for (i = 0; i < nr; i++)
-		check_range(&rng, false);
+		check_any(&rng, false);
 	timer.it_value.tv_usec = 0;
 	setitimer(ITIMER_REAL, &timer, NULL);
 	WRITE_ONCE(stop, true);

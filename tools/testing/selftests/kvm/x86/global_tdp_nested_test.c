@@ -399,8 +399,8 @@ static void restamp(struct env *env, u64 page, u64 tag)
  */
 static bool test_l2(bool nested_paging, enum gtdp_backing backing, bool zap_first)
 {
+	u64 round, around;
 	struct env env;
-	u64 round;
 
 	if (!env_create(&env, nested_paging, backing))
 		return false;
@@ -414,8 +414,15 @@ static bool test_l2(bool nested_paging, enum gtdp_backing backing, bool zap_firs
 		if (zap_first)
 			zap_all(&env);
 		populate(&env);
+		around = gtdp_vm_stat(env.vm, "tdp_fault_around");
 		run_until(&env, IN_L2);
 		check_l2(&env, round);
+
+		/*
+		 * L2 has page tables of its own, or shadow pages.  VMX does not tell which
+		 * pages of the former it has written to: they must not be populated.
+		 */
+		TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "tdp_fault_around"), around);
 
 		/* While the vCPU is in L2: new pages, and all else zapped. */
 		restamp(&env, small_page(&env, round), 1000000 + round);

@@ -38,6 +38,8 @@
 				 KVM_GLOBAL_TDP_FAULT_AROUND |	\
 				 KVM_GLOBAL_TDP_POPULATE |	\
 				 KVM_GLOBAL_TDP_PAGE_CACHE)
+/* And what is never on but on request, where CPUs have Accessed bits. */
+#define GTDP_SUPPORTED		(GTDP_ALL | KVM_GLOBAL_TDP_HARVEST)
 
 enum gtdp_backing {
 	GTDP_ANON,		/* small pages */
@@ -162,6 +164,8 @@ struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, u64 gpa,
 					 u64 size);
 void gtdp_populate_async(struct kvm_vm *vm, u64 gpa, u64 size);
 void gtdp_populate_full(struct kvm_vm *vm, u64 gpa, u64 size);
+u64 gtdp_harvest(struct kvm_vm *vm, u32 as_id, u64 gpa, u64 size,
+		      u64 *bitmap);
 
 /*
  * Set, in @log, the bits of those of the @nr_pages pages of GTDP_SLOT that are in

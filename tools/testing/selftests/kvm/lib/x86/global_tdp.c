@@ -624,7 +624,8 @@ int gtdp_populate_on(struct kvm_vm *vm, struct kvm_populate_memory *range,
 		before = range->gpa;
 		r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, range);
 		err = r ? errno : 0;
-		TEST_ASSERT_EQ(range->mapped + range->absent, range->gpa - before);
+		if (!(range->flags & KVM_POPULATE_BITMAP))
+			TEST_ASSERT_EQ(range->mapped + range->absent, range->gpa - before);
 		TEST_ASSERT_EQ(range->gpa + range->size, end);
 
 		sum->mapped += range->mapped;
@@ -636,6 +637,33 @@ int gtdp_populate_on(struct kvm_vm *vm, struct kvm_populate_memory *range,
 	} while (err == EINTR || err == EAGAIN);
 
 	return err;
+}
+
+/*
+ * Take, into @bitmap, which pages the guest has accessed.  Returns their bytes.  It is
+ * interrupted if the thread is being frozen, as a test may have it.
+ */
+u64 gtdp_harvest(struct kvm_vm *vm, u32 as_id, u64 gpa, u64 size,
+		      u64 *bitmap)
+{
+	struct kvm_harvest_accessed range = {
+		.gpa = gpa,
+		.size = size,
+		.as_id = as_id,
+		.bitmap = (uintptr_t)bitmap,
+	};
+	u64 accessed = 0;
+	int r;
+
+	do {
+		r = __vm_ioctl(vm, KVM_HARVEST_ACCESSED, &range);
+		accessed += range.accessed;
+	} while (r && errno == EINTR);
+
+	TEST_ASSERT(!r, KVM_IOCTL_ERROR(KVM_HARVEST_ACCESSED, r));
+	TEST_ASSERT_EQ(range.gpa, gpa + size);
+	TEST_ASSERT_EQ(range.size, 0);
+	return accessed;
 }
 
 /* Returns the sums of what the calls that were necessary had mapped, or not. */
