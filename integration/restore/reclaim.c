@@ -41,7 +41,8 @@ static void write_file(const char *directory, const char *name, const char *text
 
 	snprintf(path, sizeof(path), "%s/%s", directory, name);
 	fd = open(path, O_WRONLY);
-	check(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && !close(fd), path);
+	check(fd >= 0, path);
+	check(write(fd, text, strlen(text)) == (ssize_t)strlen(text) && !close(fd), path);
 }
 
 /* The number that follows @name in a file of lines, a name and a number each. */
@@ -199,8 +200,8 @@ static void play_round(int number, int vms, uint64_t asked, unsigned char *mem,
 	stolen = of_cgroup("pgsteal") - stolen;
 	again = use_all(vms);
 	printf("{\"vms\": %d, \"global\": %d, \"others\": %d, \"used\": %" PRIu64 ", "
-	       "\"round\": %d, \"pages\": %" PRIu64 ", \"cached\": %" PRIu64 ", \"mapped\": %" PRIu64 ", "
-	       "\"asked\": %" PRIu64 ", \"gone\": %" PRIu64 ", \"error\": %d, "
+	       "\"round\": %d, \"pages\": %" PRIu64 ", "
+	       "\"cached\": %" PRIu64 ", \"mapped\": %" PRIu64 ", \"asked\": %" PRIu64 ", \"gone\": %" PRIu64 ", \"error\": %d, "
 	       "\"scanned\": %" PRIu64 ", \"stolen\": %" PRIu64 ", "
 	       "\"cpu_ns\": %" PRIu64 ", \"wall_ns\": %" PRIu64 ", "
 	       "\"first_faults\": %" PRIu64 ", \"first_ns\": %" PRIu64 ", "

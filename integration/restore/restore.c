@@ -107,7 +107,8 @@ static void restore(const struct way *way, int fd, uint64_t pages)
 		prepared = now();
 		check_faults = run(guest_check, 0, pages, 1, STAMP);
 		checked = now();
-		write_faults = run(guest, 0, pages / WRITE_STEP, WRITE_STEP, shared ? STAMP : ~STAMP);
+		write_faults = run(guest, 0, pages / WRITE_STEP, WRITE_STEP,
+				   shared ? STAMP : ~STAMP);
 		written = now();
 		cpu = clock() - cpu;
 		zapped = mapped();

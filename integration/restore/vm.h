@@ -29,7 +29,7 @@
 
 /*
  * What the guest does, in 32 bits and without paging: %ecx times, store %ebx at %esi,
- * or check that it is there, or check and then invert it, then add %edi and %ebp to these.
+ * or check that it is there, or check it and store its inverse, then add %edi and %ebp to these.
  * Or nothing, for its own page to be mapped.
  */
 extern const char guest[], guest_check[], guest_turn[], guest_nothing[], guest_end[];
@@ -38,8 +38,9 @@ asm(".pushsection .rodata\n.code32\nguest:\n"
     "	dec %ecx\n	jnz 1b\n	out %al, $0x10\nguest_check:\n"
     "1:	cmp %ebx, (%esi)\n	jne 2f\n	add %edi, %esi\n	add %ebp, %ebx\n"
     "	dec %ecx\n	jnz 1b\n	out %al, $0x10\nguest_turn:\n"
-    "1:	cmp %ebx, (%esi)\n	jne 2f\n	notl (%esi)\n	add %edi, %esi\n"
-    "	add %ebp, %ebx\n	dec %ecx\n	jnz 1b\nguest_nothing:\n	out %al, $0x10\n"
+    "1:	cmp %ebx, (%esi)\n	jne 2f\n	mov %ebx, %eax\n	not %eax\n"
+    "	mov %eax, (%esi)\n	add %edi, %esi\n	add %ebp, %ebx\n"
+    "	dec %ecx\n	jnz 1b\nguest_nothing:\n	out %al, $0x10\n"
     "2:	out %al, $0x11\nguest_end:\n.code64\n.popsection\n");
 
 static int kvm_fd, vm_fd, vcpu_fd, vm_stats, vcpu_stats;
