@@ -200,8 +200,9 @@ static void play_round(int number, int vms, uint64_t asked, unsigned char *mem,
 	stolen = of_cgroup("pgsteal") - stolen;
 	again = use_all(vms);
 	printf("{\"vms\": %d, \"global\": %d, \"others\": %d, \"used\": %" PRIu64 ", "
-	       "\"round\": %d, \"pages\": %" PRIu64 ", "
-	       "\"cached\": %" PRIu64 ", \"mapped\": %" PRIu64 ", \"asked\": %" PRIu64 ", \"gone\": %" PRIu64 ", \"error\": %d, "
+	       "\"round\": %d, \"pages\": %" PRIu64 ", \"cached\": %" PRIu64 ", "
+	       "\"mapped\": %" PRIu64 ", \"asked\": %" PRIu64 ", "
+	       "\"gone\": %" PRIu64 ", \"error\": %d, "
 	       "\"scanned\": %" PRIu64 ", \"stolen\": %" PRIu64 ", "
 	       "\"cpu_ns\": %" PRIu64 ", \"wall_ns\": %" PRIu64 ", "
 	       "\"first_faults\": %" PRIu64 ", \"first_ns\": %" PRIu64 ", "
