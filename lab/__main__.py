@@ -29,7 +29,7 @@ from lab.error import LabError
 from lab.machine import ept, npt, runs
 from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
-from lab.measure import bench, bulk, dax, locking, perf, scale
+from lab.measure import bench, bulk, dax, locking, perf, reclaim, scale, sparse
 from lab.source import docs, patches, refresh, series, tree
 
 Target = Callable[[argparse.Namespace], int | None]
@@ -172,20 +172,28 @@ def parser() -> argparse.ArgumentParser:
     debug.configure(add("test-debug", debug.run, "run the series' tests in a debug kernel"))
     text = "show which lines of the series its tests execute"
     cover.configure(add("cover", cover.run, text))
+    _add_benches(add)
+    demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
+    add("qemu", _qemu, "build QEMU with the patches of integration/qemu")
+    add("lint", _lint, "look through the lab with ruff, the series with checkpatch, sparse")
+    _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
+    return top
+
+
+def _add_benches(add: Callable[[str, Target, str], argparse.ArgumentParser]) -> None:
     bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
     bulk.configure(add("bench-bulk", bulk.run, "tell what many VMs at rest cost, off and on"))
     dax.configure(add("bench-dax", dax.run, "count them for a vNVDIMM, stock and ours"))
+    text = "count what it takes to reclaim a file that many VMs have, off and on"
+    reclaim.configure(add("bench-reclaim", reclaim.run, text))
+    text = "count it for guests that want few of their pages, off and on"
+    sparse.configure(add("bench-sparse", sparse.run, text))
     text = "time what a vCPU's fault waits for, stock and ours"
     locking.configure(add("bench-locking", locking.run, text))
     text = "run KVM's own perf tests for 1 to 8 vCPUs, stock and ours"
     perf.configure(add("bench-perf", perf.run, text))
     text = "model what large VMs cost, and check that where it can be"
     scale.configure(add("bench-scale", scale.run, text))
-    demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
-    add("qemu", _qemu, "build QEMU with the patches of integration/qemu")
-    add("lint", _lint, "look through the lab with ruff, the series with checkpatch, sparse")
-    _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
-    return top
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:

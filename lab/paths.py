@@ -38,7 +38,10 @@ CHECKED = BUILD / "checked"
 
 SELFTESTS = BUILD / "selftests"
 RESTORE = BUILD / "restore" / "restore"
-"""The program of integration/restore."""
+"""The program integration/restore/restore.c."""
+
+RECLAIM = RESTORE.with_name("reclaim")
+"""The program integration/restore/reclaim.c."""
 
 HOSTCHECK = BUILD / "global-tdp-check" / "global-tdp-check"
 """The program packaging/global-tdp-check.c."""

@@ -7,37 +7,22 @@
  *
  *	make selftests		# for the headers
  *	gcc -O2 -isystem build/headers/usr/include -o restore integration/restore/restore.c
- *	./restore [-m MIB] [-c] [-s] [-4] [-r RESETS] FILE [WAY]
+ *	./restore [-m MIB] [-c] [-s] [-4] [-r RESETS | -k EVERY] FILE [WAY]
  *
  * If there is no FILE, a guest is run to make it: -m MIB of memory, 64 by default.
  * With -c, FILE is dropped from the page cache first.  With -s, the mapping is shared: what
  * the guest writes, which is what is there already, goes to the file, as of a vNVDIMM.  With
  * -4, the mapping has no huge pages.  With -r, the memory is then reset to the snapshot with
- * MADV_DONTNEED, and the guest is run again.  What the kernel can't do is left out.  The
- * output is a JSON object for each run.
+ * MADV_DONTNEED, and the guest is run again.  With -k, the guest takes one of EVERY pages only:
+ * it checks them or, in another run, checks and then changes each.  What the kernel can't do
+ * is left out.  The output is a JSON object for each run.
  */
 #define _GNU_SOURCE
-#include <err.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-#include <linux/kvm.h>
 
-#define PAGE		4096ULL
-#define MEM_GPA		(1ULL << 30)
-#define STAMP		0x57000000U	/* plus the number of the page */
+#include "vm.h"
+
 #define WRITE_STEP	8
-#define PORT_DONE	0x10
-#define TRIES		10000
 
 enum how { NOTHING, POPULATE, CACHED, PREFAULT, FOLLOW };
 
@@ -64,146 +49,11 @@ static const struct way {
 	{ }
 };
 
-/*
- * What the guest does, in 32 bits and without paging: %ecx times, store %ebx at %esi,
- * or check that it is there, then add %edi and %ebp to these.
- */
-extern const char guest[], guest_check[], guest_end[];
-asm(".pushsection .rodata\n.code32\nguest:\n"
-    "1:	mov %ebx, (%esi)\n	add %edi, %esi\n	add %ebp, %ebx\n"
-    "	dec %ecx\n	jnz 1b\n	out %al, $0x10\nguest_check:\n"
-    "1:	cmp %ebx, (%esi)\n	jne 2f\n	add %edi, %esi\n	add %ebp, %ebx\n"
-    "	dec %ecx\n	jnz 1b\n	out %al, $0x10\n"
-    "2:	out %al, $0x11\nguest_end:\n.code64\n.popsection\n");
-
-static int kvm_fd, vm_fd, vcpu_fd, vm_stats, vcpu_stats;
-static int cold, shared, small, resets;
-static struct kvm_run *vcpu;
-
-static void check(int ok, const char *what)
-{
-	if (!ok)
-		err(1, "%s", what);
-}
-
-/*
- * What is interrupted, or asks to be called again, goes on, but not for ever: what is
- * in the way may be there to stay.
- */
-static int xioctl(int fd, unsigned long nr, unsigned long arg, const char *name)
-{
-	int tries = TRIES, r;
-
-	do {
-		r = ioctl(fd, nr, arg);
-	} while (r < 0 && (errno == EINTR || errno == EAGAIN) && --tries);
-	check(r >= 0, name);
-	return r;
-}
-#define IOCTL(fd, nr, arg) xioctl(fd, nr, (unsigned long)(arg), #nr)
-
-static void *map(size_t size, int flags, int fd)
-{
-	void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, fd, 0);
-
-	check(mem != MAP_FAILED, "mmap");
-	return mem;
-}
-
-static uint64_t now(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return ts.tv_sec * 1000000000ULL + ts.tv_nsec;
-}
-
-static uint64_t statistic(int fd, const char *name)
-{
-	struct kvm_stats_header head;
-	char buf[sizeof(struct kvm_stats_desc) + 256] = "";
-	struct kvm_stats_desc *desc = (void *)buf;
-	uint64_t value;
-
-	if (pread(fd, &head, sizeof(head), 0) != sizeof(head) || head.name_size > 256)
-		errx(1, "can't read KVM's statistics");
-	for (uint32_t i = 0, size = sizeof(*desc) + head.name_size; i < head.num_desc; i++) {
-		if (pread(fd, buf, size, head.desc_offset + i * size) == size &&
-		    !strcmp(desc->name, name) &&
-		    pread(fd, &value, 8, head.data_offset + desc->offset) == 8)
-			return value;
-	}
-	errx(1, "KVM has no statistic %s", name);
-}
+static int cold, shared, small, resets, every;
 
 static uint64_t mapped(void)
 {
 	return statistic(vm_stats, "pages_4k") + 512 * statistic(vm_stats, "pages_2m");
-}
-
-static void set_memory(int slot, uint64_t gpa, void *hva, uint64_t size)
-{
-	struct kvm_userspace_memory_region region = { slot, 0, gpa, size, (uintptr_t)hva };
-
-	IOCTL(vm_fd, KVM_SET_USER_MEMORY_REGION, &region);
-}
-
-/*
- * Before memory is populated: some CPUs have page tables of four levels or five, and which
- * of them the VM will use follows from the CPUID of its first vCPU.
- */
-static void set_cpuid(void)
-{
-	static struct {
-		struct kvm_cpuid2 head;
-		struct kvm_cpuid_entry2 entries[256];
-	} cpuid = { .head.nent = 256 };
-
-	IOCTL(kvm_fd, KVM_GET_SUPPORTED_CPUID, &cpuid);
-	IOCTL(vcpu_fd, KVM_SET_CPUID2, &cpuid);
-}
-
-static void create(uint64_t features)
-{
-	static char code[PAGE] __attribute__((aligned(PAGE)));
-	struct kvm_enable_cap cap = { .cap = KVM_CAP_GLOBAL_TDP, .args[0] = features };
-	struct kvm_segment flat = { .limit = ~0U, .type = 3, .present = 1, .db = 1, .s = 1, .g = 1 };
-	struct kvm_sregs sregs;
-
-	vm_fd = IOCTL(kvm_fd, KVM_CREATE_VM, 0);
-	IOCTL(vm_fd, KVM_SET_TSS_ADDR, 0xfffbd000);
-	if (ioctl(kvm_fd, KVM_CHECK_EXTENSION, KVM_CAP_GLOBAL_TDP) > 0)
-		IOCTL(vm_fd, KVM_ENABLE_CAP, &cap);
-	memcpy(code, guest, guest_end - guest);
-	set_memory(0, 0, code, PAGE);
-	vcpu_fd = IOCTL(vm_fd, KVM_CREATE_VCPU, 0);
-	set_cpuid();
-	vcpu = map(IOCTL(kvm_fd, KVM_GET_VCPU_MMAP_SIZE, 0), MAP_SHARED, vcpu_fd);
-	IOCTL(vcpu_fd, KVM_GET_SREGS, &sregs);
-	sregs.cs = sregs.ds = sregs.es = sregs.fs = sregs.gs = sregs.ss = flat;
-	sregs.cs.type = 11;
-	sregs.cr0 = 0x11;
-	IOCTL(vcpu_fd, KVM_SET_SREGS, &sregs);
-	vm_stats = IOCTL(vm_fd, KVM_GET_STATS_FD, 0);
-	vcpu_stats = IOCTL(vcpu_fd, KVM_GET_STATS_FD, 0);
-}
-
-/* Let the guest go through its pages; returns the faults that it took. */
-static uint64_t run(const char *what, uint64_t pages, unsigned int step, uint32_t stamp)
-{
-	uint64_t faults = statistic(vcpu_stats, "pf_taken");
-	struct kvm_regs regs = {
-		.rip = what - guest, .rflags = 2, .rsi = MEM_GPA, .rbx = stamp,
-		.rcx = pages / step, .rdi = step * PAGE, .rbp = step,
-	};
-
-	IOCTL(vcpu_fd, KVM_SET_REGS, &regs);
-	IOCTL(vcpu_fd, KVM_RUN, 0);
-	IOCTL(vcpu_fd, KVM_GET_REGS, &regs);
-	if (vcpu->exit_reason != KVM_EXIT_IO || vcpu->io.port != PORT_DONE)
-		errx(1, "exit %u, page %llu is wrong; if the file is not of this program, remove it",
-		     vcpu->exit_reason, (regs.rsi - MEM_GPA) / PAGE);
-	return statistic(vcpu_stats, "pf_taken") - faults;
 }
 
 static void *map_memory(size_t size, int flags, int fd)
@@ -255,9 +105,10 @@ static void restore(const struct way *way, int fd, uint64_t pages)
 		check(!way->advice || !madvise(mem, pages * PAGE, way->advice), "madvise");
 		populate(way->how, pages);
 		prepared = now();
-		check_faults = run(guest_check, pages, 1, STAMP);
+		check_faults = run(guest_check, 0, pages, 1, STAMP);
 		checked = now();
-		write_faults = run(guest, pages, WRITE_STEP, shared ? STAMP : ~STAMP);
+		write_faults = run(guest, 0, pages / WRITE_STEP, WRITE_STEP,
+				   shared ? STAMP : ~STAMP);
 		written = now();
 		cpu = clock() - cpu;
 		zapped = mapped();
@@ -274,13 +125,30 @@ static void restore(const struct way *way, int fd, uint64_t pages)
 	exit(0);
 }
 
+/* A guest that wants some of its pages only: it reads them or, to @turn, writes as well. */
+static void take_some(const struct way *way, int fd, uint64_t pages, int turn)
+{
+	uint64_t start, taken, faults;
+
+	create(way->features);
+	run(guest_nothing, 0, 1, 1, 0);
+	start = now();
+	set_memory(1, MEM_GPA, map_memory(pages * PAGE, MAP_PRIVATE, fd), pages * PAGE);
+	faults = run(turn ? guest_turn : guest_check, 0, pages / every, every, STAMP);
+	taken = now();
+	printf("{\"way\": \"%s\", \"every\": %d, \"turn\": %d, \"pages\": %lu, "
+	       "\"ns\": %lu, \"faults\": %lu, \"mapped\": %lu}\n",
+	       way->name, every, turn, pages / every, taken - start, faults, mapped());
+	exit(0);
+}
+
 /* Have a guest write what another one is to find. */
 static void make_snapshot(int fd, uint64_t pages)
 {
 	check(!ftruncate(fd, pages * PAGE), "ftruncate");
 	create(0);
 	set_memory(1, MEM_GPA, map_memory(pages * PAGE, MAP_SHARED, fd), pages * PAGE);
-	run(guest, pages, 1, STAMP);
+	run(guest, 0, pages, 1, STAMP);
 	exit(0);
 }
 
@@ -313,7 +181,7 @@ int main(int argc, char **argv)
 	uint64_t mib = 64;
 	off_t size;
 
-	while ((opt = getopt(argc, argv, "m:cs4r:")) != -1) {
+	while ((opt = getopt(argc, argv, "m:cs4r:k:")) != -1) {
 		cold |= opt == 'c';
 		shared |= opt == 's';
 		small |= opt == '4';
@@ -322,9 +190,12 @@ int main(int argc, char **argv)
 			mib = strtoul(optarg, NULL, 0);
 		else if (opt == 'r')
 			resets = atoi(optarg);
+		else if (opt == 'k')
+			every = atoi(optarg);
 	}
-	if (optind >= argc || !mib || mib > 1024 || resets < 0)
-		errx(1, "usage: restore [-m MIB (1 to 1024)] [-c] [-s] [-4] [-r RESETS] FILE [WAY]");
+	if (optind >= argc || !mib || mib > 1024 || resets < 0 || every < 0)
+		errx(1, "usage: restore [-m MIB (1 to 1024)] [-c] [-s] [-4] [-r RESETS | -k EVERY] "
+		     "FILE [WAY]");
 	kvm_fd = open("/dev/kvm", O_RDWR);
 	check(kvm_fd >= 0, "/dev/kvm (are KVM's modules loaded, and may you use it?)");
 	fd = open(argv[optind], O_RDWR | O_CREAT, 0600);
@@ -334,7 +205,14 @@ int main(int argc, char **argv)
 	else if (size && size != (off_t)mib << 20)
 		errx(1, "%s is not of %lu MiB: remove it, or use another -m", argv[optind], mib);
 	for (const struct way *way = ways; way->name; way++) {
-		if (wanted(way, argv[optind + 1]) && ++done && in_child())
+		if (!wanted(way, argv[optind + 1]))
+			continue;
+		done++;
+		for (int turn = 0; turn < 2 && every; turn++) {
+			if (in_child())
+				take_some(way, fd, mib << 8, turn);
+		}
+		if (!every && in_child())
 			restore(way, fd, mib << 8);
 	}
 	return done ? 0 : (warnx("no such way, or none that this kernel can do"), 1);

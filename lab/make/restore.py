@@ -1,21 +1,23 @@
-"""The program of integration/restore: a small VMM that restores memory from a snapshot file."""
+"""The programs of integration/restore: small VMMs whose memory is a snapshot file."""
 
 from lab import shell
 from lab.error import LabError
 from lab.make.selftests import HEADERS
-from lab.paths import RESTORE, ROOT
+from lab.paths import RECLAIM, RESTORE, ROOT
 
-SOURCE = ROOT / "integration" / "restore" / "restore.c"
+SOURCES = ROOT / "integration" / "restore"
 
 
 def build() -> None:
-    """Bring the program up to date."""
+    """Bring the programs up to date."""
     headers = HEADERS / "usr/include"
     if not headers.exists():
         raise LabError("no kernel headers in build/headers: run make selftests")
-    RESTORE.parent.mkdir(exist_ok=True)
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
-    shell.build(
-        "restore",
-        *("gcc", "-O2", "-static", *warnings, "-isystem", headers, "-o", RESTORE, SOURCE),
-    )
+    for program in (RESTORE, RECLAIM):
+        program.parent.mkdir(exist_ok=True)
+        source = SOURCES / f"{program.name}.c"
+        shell.build(
+            program.name,
+            *("gcc", "-O2", "-static", *warnings, "-isystem", headers, "-o", program, source),
+        )

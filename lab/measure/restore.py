@@ -17,6 +17,7 @@ WRITE_STEP = 8
 """The guest writes to one of so many pages."""
 
 CACHES = ("warm", "cold")
+SNAPSHOT = "/tmp/disk/snapshot"
 _MIB = 64
 _TITLES = {
     cache: f"Restoring {_MIB} MiB from a snapshot file, page cache {cache}" for cache in CACHES
@@ -63,17 +64,23 @@ def script(log: Path) -> str:
     """
     program, base = shlex.quote(str(RESTORE)), shlex.quote(str(log))
     return f"""
+{disk(_MIB + 64)}
+{program} -4 -m {_MIB} {SNAPSHOT} plain >/dev/null
+{program} -4 -m {_MIB} {SNAPSHOT} >{base}.warm
+{program} -4 -m {_MIB} -c {SNAPSHOT} >{base}.cold
+"""
+
+
+def disk(mib: int) -> str:
+    """Return shell commands that have a disk of ext4, which takes no time, for SNAPSHOT."""
+    return f"""
 if ! mountpoint -q /tmp/disk; then
     modprobe -a loop ext4
-    truncate -s {_MIB + 64}M /tmp/disk.img
+    truncate -s {mib}M /tmp/disk.img
     mkfs.ext4 -q /tmp/disk.img
     mkdir -p /tmp/disk
     mount -o loop /tmp/disk.img /tmp/disk
-fi
-{program} -4 -m {_MIB} /tmp/disk/snapshot plain >/dev/null
-{program} -4 -m {_MIB} /tmp/disk/snapshot >{base}.warm
-{program} -4 -m {_MIB} -c /tmp/disk/snapshot >{base}.cold
-"""
+fi"""
 
 
 def parse(text: str) -> list[Run]:

@@ -1,0 +1,209 @@
+"""make bench-reclaim: what it takes to reclaim a file that many VMs have for their memory.
+
+VMs map the same snapshot file and use the same part of it, with Global TDP off and on; then
+their memory cgroup is told to give back half of the file, twice. integration/restore/reclaim.c
+does it. One boot under -icount, with generations (MGLRU) and with the classic lists. Beside
+them are VMs without Global TDP that use all of the file.
+"""
+
+import argparse
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lab.check import report
+from lab.check.outcome import State
+from lab.error import LabError
+from lab.machine import npt
+from lab.make import modules, selftests
+from lab.make import restore as make_restore
+from lab.measure import restore
+from lab.paths import BUILD, RECLAIM, RESTORE, ROOT
+from lab.shell import console
+from lab.show import stdout, table
+from lab.source import debian
+
+DIRECTORY = BUILD / "reclaim"
+MIB = 32
+ROUNDS = 2
+VMS = (1, 10, 100)
+LISTS = {"mglru": "7", "classic": "0"}
+"""What is written to /sys/kernel/mm/lru_gen/enabled for each."""
+
+MODES = {
+    "off": ("-u 51", 1),
+    "near": ("-u 51 -g", 0),
+    "on": ("-u 51 -g", 1),
+    "all": ("-u 512", 1),
+}
+"""Options of the program: which pages are used of each 2 MiB, and with what; and the parameter
+global_tdp_page_cache."""
+
+APART = ("off", "on")
+"""Of these, one run more with the VMs in another memory cgroup than the file."""
+
+_PARAMETER = "/sys/module/kvm/parameters/global_tdp_page_cache"
+_LABELS = {
+    "off": "off, a tenth is used",
+    "near": "on, global_tdp_page_cache=0",
+    "on": "on, a tenth is used",
+    "all": "off, all is used",
+}
+_TITLES = {"mglru": "MGLRU", "classic": "classic lists"}
+_NOTE = f"""\
+{MIB} MiB of a file on ext4; half is asked for by memory.reclaim, twice. Instructions a page are
+those of the thread that reclaims, for each page of the file that is gone. Afterwards: what each
+VM pays, as it uses its part again, and how many pages are read from the disk for all of them.
+Apart: the VMs are in another memory cgroup than the file, which does not ask them for the pages
+that they use."""
+
+AT_MOST = 2
+"""A page that was mapped ahead may take so many times what one takes that all VMs have used,
+with Global TDP off: the classic lists look at it once more, as they have not been told of it."""
+
+Run = Mapping[str, int | str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of the program."""
+
+    lists: str
+    vms: int
+    mode: str
+    apart: bool
+
+    @property
+    def options(self) -> str:
+        """Return those of the program."""
+        apart = " -o" if self.apart else ""
+        return f"-n {self.vms} -m {MIB} -r {ROUNDS} {MODES[self.mode][0]}{apart}"
+
+
+def cases(vms: Sequence[int]) -> Iterator[Case]:
+    """Yield what is run, in this order."""
+    for count in vms:
+        for lists in LISTS:
+            yield from (Case(lists, count, mode, apart=False) for mode in MODES)
+    yield from (Case(lists, max(vms), mode, apart=True) for lists in LISTS for mode in APART)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument(
+        "--vms", type=int, nargs="+", default=VMS, help="how many [%(default)s]"
+    )
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds, with the boot")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and show; 1 if what is mapped ahead takes more than what was used."""
+    selftests.build()
+    make_restore.build()
+    modules.build()
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    log = DIRECTORY / "log.txt"
+    console.print("Counting instructions of reclaim, off beside on; some minutes")
+    status = npt.command(
+        _script(args.vms, shlex.quote(str(log))), icount=True, timeout=args.timeout
+    ).status
+    if status:
+        raise LabError(f"the benchmark ended with status {status}; see {log}")
+    runs = parse(log.read_text(), list(cases(args.vms)))
+    _show(runs)
+    saved = DIRECTORY / "reclaim.json"
+    content = {"mib": MIB, "kernel": debian.kernel().release, "note": _NOTE, "runs": runs}
+    saved.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"saved: {saved.relative_to(ROOT)}")
+    return conclude(runs)
+
+
+def _script(vms: Sequence[int], log: str) -> str:
+    program, maker = shlex.quote(str(RECLAIM)), shlex.quote(str(RESTORE))
+    # The first run makes the file.
+    lines = ["set -e", restore.disk(MIB + 64)]
+    lines += [f"{maker} -m {MIB} {restore.SNAPSHOT} plain >/dev/null", f": >{log}"]
+    for case in cases(vms):
+        lines += [f"echo {LISTS[case.lists]} >/sys/kernel/mm/lru_gen/enabled"]
+        lines += [f"echo {MODES[case.mode][1]} >{_PARAMETER}"]
+        lines += [f"echo '  {case.lists}: {case.options}'"]
+        lines += [f"{program} {case.options} {restore.SNAPSHOT} >>{log}"]
+    return "\n".join(lines)
+
+
+def parse(text: str, wanted: Sequence[Case]) -> list[Run]:
+    """Return what each round of each case measured; LabError if one is not there."""
+    printed = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    if len(printed) != len(wanted) * (ROUNDS + 1):
+        raise LabError(f"{len(printed)} lines of {len(wanted)} runs: the benchmark is not done")
+    found: list[Run] = []
+    for number, case in enumerate(wanted):
+        tables, *rounds = printed[number * (ROUNDS + 1) :][: ROUNDS + 1]
+        named = {"lists": case.lists, "mode": case.mode, "apart": int(case.apart)}
+        found += [{**tables, **each, **named} for each in rounds]
+    return found
+
+
+def per_page(run: Run) -> float:
+    """Return instructions a page that is gone."""
+    return int(run["cpu_ns"]) / max(1, int(run["gone"]))
+
+
+def conclude(runs: Sequence[Run]) -> int:
+    """Print which targets are missed, and the last line; return the status."""
+    told = list(_targets(runs))
+    for text, met in told:
+        if not met:
+            print(f"missed: {text}")
+    return report.end(Counter(State.PASSED if met else State.FAILED for _, met in told))
+
+
+def _targets(runs: Sequence[Run]) -> Iterator[tuple[str, bool]]:
+    """In the first round, where all of the file is mapped, ahead or as it is used."""
+    known = {_key(run): run for run in runs if run["round"] == 1 and not run["apart"]}
+    for (lists, vms, mode), run in known.items():
+        if mode != "on":
+            continue
+        used = per_page(known[lists, vms, "all"])
+        text = (
+            f"{lists}, {vms} VMs: {per_page(run):,.0f} instructions a page, {used:,.0f} if used"
+        )
+        yield text, per_page(run) <= AT_MOST * used
+        gone, asked = int(run["gone"]), int(run["asked"])
+        yield f"{lists}, {vms} VMs: {gone:,} pages are gone of {asked:,}", gone >= asked * 0.95
+
+
+def _key(run: Run) -> tuple[str, int, str]:
+    return str(run["lists"]), int(run["vms"]), str(run["mode"])
+
+
+def _show(runs: Sequence[Run]) -> None:
+    out = stdout()
+    heads = ("mapped", "asked", "gone", "scanned", "a page", "faults", "read", "instructions")
+    for lists, title in _TITLES.items():
+        made = table(f"Reclaim, {title}", ("VMs", "Global TDP", "round"), heads)
+        for each in (run for run in runs if run["lists"] == lists):
+            made.add_row(*_row(each))
+        out.print(made)
+    made = table("Page tables, KiB a VM", ("VMs", "Global TDP"), ("host's", "VM's"))
+    for each in (run for run in runs if run["lists"] == "mglru" and run["round"] == 1):
+        sizes = (int(each[name]) / int(each["vms"]) for name in ("host_kib", "guest_kib"))
+        made.add_row(str(each["vms"]), _label(each), *(f"{size:,.0f}" for size in sizes))
+    out.print(made)
+    out.print(_NOTE, soft_wrap=True)
+
+
+def _label(run: Run) -> str:
+    return _LABELS[str(run["mode"])] + (", apart" if run["apart"] else "")
+
+
+def _row(run: Run) -> Iterator[str]:
+    vms = int(run["vms"])
+    yield from (str(vms), _label(run), str(run["round"]))
+    yield from (f"{run[name]:,}" for name in ("mapped", "asked", "gone", "scanned"))
+    yield f"{per_page(run):,.0f}"
+    yield f"{int(run['again_faults']) / vms:,.0f}"
+    yield f"{run['read_again']:,}"
+    yield f"{int(run['again_ns']) / vms:,.0f}"
