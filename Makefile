@@ -12,7 +12,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken bisect model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm bench bench-bulk bench-dax bench-locking bench-perf bench-reclaim bench-scale bench-sparse lab docs lint clean
+	stress fuzz test-broken bisect model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm bench bench-bulk bench-dax bench-locking bench-perf bench-reclaim bench-scale bench-sparse bench-working-set lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -114,6 +114,9 @@ bench-reclaim: $(stamp) ## count what it takes to reclaim a file that 1 to 100 V
 
 bench-sparse: $(stamp) ## count instructions of guests that want one of so many pages of a file, off and on
 	@$(lab) bench-sparse $(ARGS)
+
+bench-working-set: $(stamp) ## count instructions of guests of which it was recorded what they need at first
+	@$(lab) bench-working-set $(ARGS)
 
 bench-scale: $(stamp) ## model what large VMs cost from what small ones do, and check it where it can be [ARGS=--recorded]
 	@$(lab) bench-scale $(ARGS)

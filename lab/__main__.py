@@ -29,7 +29,7 @@ from lab.error import LabError
 from lab.machine import ept, npt, runs
 from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
-from lab.measure import bench, bulk, dax, locking, perf, reclaim, scale, sparse
+from lab.measure import bench, bulk, dax, locking, perf, reclaim, scale, sparse, working_set
 from lab.source import docs, patches, refresh, series, tree
 
 Target = Callable[[argparse.Namespace], int | None]
@@ -188,6 +188,8 @@ def _add_benches(add: Callable[[str, Target, str], argparse.ArgumentParser]) -> 
     reclaim.configure(add("bench-reclaim", reclaim.run, text))
     text = "count it for guests that want few of their pages, off and on"
     sparse.configure(add("bench-sparse", sparse.run, text))
+    text = "count it for guests of which it was recorded what they need"
+    working_set.configure(add("bench-working-set", working_set.run, text))
     text = "time what a vCPU's fault waits for, stock and ours"
     locking.configure(add("bench-locking", locking.run, text))
     text = "run KVM's own perf tests for 1 to 8 vCPUs, stock and ours"

@@ -43,6 +43,9 @@ RESTORE = BUILD / "restore" / "restore"
 RECLAIM = RESTORE.with_name("reclaim")
 """The program integration/restore/reclaim.c."""
 
+WORKING_SET = RESTORE.with_name("working_set")
+"""The program integration/restore/working_set.c."""
+
 HOSTCHECK = BUILD / "global-tdp-check" / "global-tdp-check"
 """The program packaging/global-tdp-check.c."""
 

@@ -278,6 +278,16 @@ static bool test_collapsed(void)
 	TEST_ASSERT_EQ(nr_bits(bitmap, GTDP_REGION_PAGES), GTDP_REGION_PAGES);
 	TEST_ASSERT_EQ(nr_bits(bitmap, NR_PAGES), GTDP_REGION_PAGES);
 
+	/* A huge page in the place of small ones, as logging ends. */
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	harvest(&env, bitmap);
+	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, 1, HOST_TAG);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	TEST_ASSERT(gtdp_vm_stat(env.vm, "pages_2m"), "No page is huge again");
+	harvest(&env, bitmap);
+	TEST_ASSERT(bit(bitmap, 0), "It was accessed as a small page, of a log");
+	TEST_ASSERT_EQ(nr_bits(bitmap, NR_PAGES), 1);
+
 	destroy(&env);
 	return true;
 }
