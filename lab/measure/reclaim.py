@@ -61,7 +61,7 @@ that they use."""
 
 AT_MOST = 2
 """A page that was mapped ahead may take so many times what one takes that all VMs have used,
-with Global TDP off: the classic lists look at it once more, as they have not been told of it."""
+with Global TDP off: the classic lists look at such a page once more."""
 
 Run = Mapping[str, int | str]
 

@@ -141,7 +141,8 @@ def plot(runs: Sequence[Run], path: Path) -> None:
                 costs = per_page(runs, turn, way)
                 style = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1}
                 panel.plot(STEPS, costs, label=name, **style)
-            panel.set(xscale="log", yscale="log", xlabel="one page of so many is touched")
+            panel.set(xscale="log", yscale="log", ylim=(400, 300_000))
+            panel.set_xlabel("one page of so many is touched")
             panel.set_xticks(STEPS, [str(step) for step in STEPS], fontsize=8)
             panel.minorticks_off()
             panel.set_title(f"the guest {what}", loc="left", fontsize=10)
