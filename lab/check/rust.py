@@ -32,6 +32,7 @@ _STATES = {"ok": State.PASSED, "FAILED": State.FAILED, "ignored": State.SKIPPED}
 _TOUCHES = re.compile(r"^a guest of \d+ MiB touches (\d+) pages of (\d+)$", re.M)
 _LINE = re.compile(r"^(.+?) +(\d+) faults, +(\d+) pages mapped before;", re.M)
 _RECORDED = re.compile(r"^recorded: \[([\d, ]+)\] pages, (.*?) that were touched", re.M)
+_DURING = re.compile(r"^while it is recorded +(\d+) faults$", re.M)
 _NOTHING, _ALL, _REPLAYED = "nothing is mapped", "all is populated", "the set is replayed"
 _NO_CAP = "KVM_CAP_GLOBAL_TDP is missing"
 _NO_HARVEST = "KVM_GLOBAL_TDP_HARVEST is missing"
@@ -164,6 +165,9 @@ def _claims(said: str, *, stock: bool, known: bool) -> Iterator[tuple[str, bool,
     if not known:
         yield "it says that it can't record", _NO_HARVEST in said, "it does not"
         return
+    during = _DURING.search(said)
+    good = bool(during) and int(during[1]) <= FEW
+    yield "no faults, while a set is recorded", good, during[0] if during else "none told"
     recorded = _RECORDED.search(said)
     periods = [int(number) for number in recorded[1].split(",")] if recorded else []
     good = len(periods) == _PERIODS and sum(periods) == touched

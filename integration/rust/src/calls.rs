@@ -36,6 +36,12 @@ impl Features {
         self.0
     }
 
+    /// Both, as `|`, for constants.
+    #[must_use]
+    pub const fn with(self, others: Features) -> Self {
+        Features(self.0 | others.0)
+    }
+
     /// Whether all of `others` are in it.
     pub const fn contains(self, others: Features) -> bool {
         self.0 & others.0 == others.0
@@ -46,7 +52,7 @@ impl BitOr for Features {
     type Output = Self;
 
     fn bitor(self, other: Self) -> Self {
-        Features(self.0 | other.0)
+        self.with(other)
     }
 }
 
@@ -280,7 +286,7 @@ impl Harvest {
     }
 
     /// Put into `words` which pages were accessed since the last time, or since they were
-    /// mapped.  A page is told of once: after an error, too, `words` has what there was until
+    /// mapped: what [`Populate`] maps counts when a vCPU has accessed it.  A page is told of once: after an error, too, `words` has what there was until
     /// then, and 0 for the rest.
     pub fn run(&self, vm: &impl AsRawFd, words: &mut Vec<u64>) -> Result<Progress, Error> {
         // SAFETY: drive() has made the bitmap as long as the range.

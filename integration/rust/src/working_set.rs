@@ -199,8 +199,8 @@ impl WorkingSet {
     }
 
     /// Add a period with what the VM has accessed since the last one.  As a page is told of
-    /// once, what there was before an error is added, too.  Not of a VM whose memory was
-    /// populated: what is mapped ahead counts as accessed.
+    /// once, what there was before an error is added, too.  Memory may be populated before, for
+    /// the guest not to fault while it is recorded: what is mapped ahead does not count.
     pub fn record(&mut self, vm: &impl AsRawFd) -> Result<u64, Error> {
         if self.periods.len() >= MOST as usize {
             return Err(Error::Argument("there are too many periods"));
