@@ -17,10 +17,8 @@ from lab.check.report import Part
 from lab.check.tests import Test
 from lab.make import modules, rust, selftests
 from lab.make.rust import Toolchain
-from lab.paths import VERSION
 from lab.shell import console
 
-HARVEST = "KVM_HARVEST_ACCESSED"
 FEW = 16
 """Faults that are left, at most, of a guest whose memory is mapped: its own program's, say."""
 
@@ -35,7 +33,6 @@ _RECORDED = re.compile(r"^recorded: \[([\d, ]+)\] pages, (.*?) that were touched
 _DURING = re.compile(r"^while it is recorded +(\d+) faults$", re.M)
 _NOTHING, _ALL, _REPLAYED = "nothing is mapped", "all is populated", "the set is replayed"
 _NO_CAP = "KVM_CAP_GLOBAL_TDP is missing"
-_NO_HARVEST = "KVM_GLOBAL_TDP_HARVEST is missing"
 _PERIODS = 4
 
 MINIMAL = {
@@ -58,9 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Build, test and run all; 1 if something is not as it is to be."""
     rust.install()
     headers = selftests.build_headers()
-    # A series that has no harvesting yet is tried without.
-    known = HARVEST in (headers / "linux/kvm.h").read_text()
-    parts = [_crate(tools, headers if known else None) for tools in rust.toolchains()]
+    parts = [_crate(tools, headers) for tools in rust.toolchains()]
     if len(parts) == 1:
         reason = "this machine has no other Rust than Debian's"
         skipped = Outcome("cargo test", State.SKIPPED, reason=reason)
@@ -68,11 +63,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.here:
         rust.build_minimal()
         modules.build()
-        parts += [_machine(stock=stock, known=known) for stock in (True, False)]
+        parts += [_machine(stock=stock) for stock in (True, False)]
     return report.show(parts)
 
 
-def _crate(tools: Toolchain, headers: Path | None) -> Part:
+def _crate(tools: Toolchain, headers: Path) -> Part:
     part = Part(f"the crate's tests, Rust {tools.version}")
     console.print(f"[bold]{part.title}[/]")
     began = time.monotonic()
@@ -85,8 +80,8 @@ def _crate(tools: Toolchain, headers: Path | None) -> Part:
 def judge_tests(done: subprocess.CompletedProcess[str]) -> list[Outcome]:
     """Return what came of each test of cargo's."""
     found = _TEST.findall(done.stdout)
-    outcomes = [Outcome(name, _STATES[verdict]) for name, verdict in found]
-    failed = any(outcome.state is State.FAILED for outcome in outcomes)
+    outcomes = [must_run(Outcome(name, _STATES[verdict])) for name, verdict in found]
+    failed = any(verdict == "FAILED" for _, verdict in found)
     counted = sum(int(number) for counts in _COUNTS.findall(done.stdout) for number in counts)
     if counted != len(found) or bool(done.returncode) != failed or not found:
         reason = f"status {done.returncode}, {counted} tests, {len(found)} of them seen"
@@ -97,7 +92,7 @@ def judge_tests(done: subprocess.CompletedProcess[str]) -> list[Outcome]:
     return outcomes
 
 
-def _machine(*, stock: bool, known: bool) -> Part:
+def _machine(*, stock: bool) -> Part:
     name = "stock modules" if stock else "ours"
     part = Part(f"in a VMM, {name}")
     console.print(f"[bold]{part.title}[/]")
@@ -115,7 +110,7 @@ def _machine(*, stock: bool, known: bool) -> Part:
     part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
     said = {name: outcome.output for name, outcome in done.outcomes.items()}
     print(said["restore"], end="", flush=True)
-    part.outcomes += judge_restore(said["restore"], stock=stock, known=known)
+    part.outcomes += judge_restore(said["restore"], stock=stock)
     part.outcomes += [judge_minimal(name, said[name], stock=stock) for name in MINIMAL]
     part.seconds = time.monotonic() - began
     return part
@@ -128,22 +123,18 @@ def judge_minimal(name: str, said: str, *, stock: bool) -> Outcome:
     return Outcome(f"{name} {text}", State.PASSED if good else State.FAILED, output=said)
 
 
-def judge_restore(said: str, *, stock: bool, known: bool) -> list[Outcome]:
-    """Return what is to be seen of the example's words; `known`: the series has harvesting.
+def judge_restore(said: str, *, stock: bool) -> list[Outcome]:
+    """Return what is to be seen of the example's words.
 
     That the guest found each page as it was, the example's status says.
     """
-    outcomes = [
+    return [
         Outcome(name, State.PASSED if good else State.FAILED, reason="" if good else found)
-        for name, good, found in _claims(said, stock=stock, known=known)
+        for name, good, found in _claims(said, stock=stock)
     ]
-    if not stock and not known:
-        reason = f"the series for Linux {VERSION} has no {HARVEST} yet"
-        outcomes.append(Outcome("a working set is replayed", State.SKIPPED, reason=reason))
-    return outcomes
 
 
-def _claims(said: str, *, stock: bool, known: bool) -> Iterator[tuple[str, bool, str]]:
+def _claims(said: str, *, stock: bool) -> Iterator[tuple[str, bool, str]]:
     """Yield what is to be so, whether it is, and what there is instead."""
     touches = _TOUCHES.search(said)
     touched, pages = map(int, touches.groups()) if touches else (0, 0)
@@ -162,9 +153,6 @@ def _claims(said: str, *, stock: bool, known: bool) -> Iterator[tuple[str, bool,
         yield "it says what is missing, and goes without", good, "it does not"
         return
     yield "no faults, if all is populated", *mapped_ahead(_ALL, pages)
-    if not known:
-        yield "it says that it can't record", _NO_HARVEST in said, "it does not"
-        return
     during = _DURING.search(said)
     good = bool(during) and int(during[1]) <= FEW
     yield "no faults, while a set is recorded", good, during[0] if during else "none told"

@@ -55,10 +55,9 @@ class Toolchain:
         command = self._command("build", "--release", "--examples")
         shell.build(f"rust-{self.name}", *command)
 
-    def test(self, headers: Path | None) -> subprocess.CompletedProcess[str]:
-        """Run the crate's tests; what is ignored otherwise wants headers of the kernel."""
-        ignored = ("--", "--include-ignored") if headers else ()
-        command = self._command("test", "--no-fail-fast", *ignored)
+    def test(self, headers: Path) -> subprocess.CompletedProcess[str]:
+        """Run the crate's tests; those that are ignored otherwise want a kernel's headers."""
+        command = self._command("test", "--no-fail-fast", "--", "--include-ignored")
         words = ["env", f"{_HEADERS}={headers}", *map(str, command)]
         with shell.working(f"Testing rust-{self.name}"):
             return subprocess.run(words, capture_output=True, text=True, cwd=CRATE)

@@ -83,7 +83,8 @@ pub struct Progress {
     pub gpa: u64,
     /// Bytes that are left.
     pub left: u64,
-    /// Bytes that are mapped now, whoever has mapped them.
+    /// Bytes that are mapped now, whoever has mapped them.  A call with a bitmap goes on with a
+    /// whole word, of which pages may be counted again.
     pub mapped: u64,
     /// Bytes that are not, mostly as the host has not got them.
     pub absent: u64,
