@@ -219,10 +219,9 @@ impl WorkingSet {
         wrong.map_or(Ok(accessed), Err)
     }
 
-    /// All pages, whenever they were accessed.
+    /// All pages, whenever they were accessed.  Without a period, there are no words.
     pub fn merged(&self) -> Vec<Vec<u64>> {
-        let empty = |region: &Region| vec![0; words_for(region.size) as usize];
-        let mut all: Period = self.regions.iter().map(empty).collect();
+        let mut all: Period = vec![vec![]; self.regions.len()];
         for period in &self.periods {
             for (into, from) in all.iter_mut().zip(period) {
                 bitmap::merge(into, from);

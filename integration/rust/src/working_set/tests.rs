@@ -130,6 +130,13 @@ fn a_file_that_claims_to_be_large_is_short() {
     forged[20] = 1;
     forged[32..40].copy_from_slice(&huge);
     assert!(matches!(read(&forged), Err(FormatError::Truncated)));
+
+    // Without a period it is a file as good as any, and no memory is taken for it.
+    forged[20] = 0;
+    seal(&mut forged);
+    let set = read(&forged).unwrap();
+    assert_eq!(set.merged(), [vec![]]);
+    assert!(set.first_touches().is_empty());
 }
 
 #[test]
