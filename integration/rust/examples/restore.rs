@@ -78,8 +78,12 @@ fn measure(file: &File, what: &str, before: Before<'_>) -> Result<()> {
     let start = Instant::now();
     match before {
         Before::Nothing => (),
-        Before::All => drop(Populate::new(REGION.gpa, REGION.size).page_cache(has).run(&vm)?),
-        Before::Set(set) => drop(set.replay(&vm, has)?),
+        Before::All => {
+            Populate::new(REGION.gpa, REGION.size).page_cache(has).run(&vm)?;
+        }
+        Before::Set(set) => {
+            set.replay(&vm, has)?;
+        }
     }
     let prepared = start.elapsed();
     let mapped = vm.mapped()?;
