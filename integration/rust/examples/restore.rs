@@ -38,7 +38,9 @@ enum Before<'a> {
 }
 
 fn snapshot(path: &Path) -> Result<File> {
-    let file = OpenOptions::new().read(true).write(true).create(true).open(path)?;
+    let mut options = OpenOptions::new();
+    // What is there is kept.
+    let file = options.read(true).write(true).create(true).truncate(false).open(path)?;
     match file.metadata()?.len() {
         0 => (),
         size if size == REGION.size => return Ok(file),
