@@ -12,7 +12,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken bisect model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm bench bench-bulk bench-dax bench-locking bench-perf bench-reclaim bench-scale bench-sparse bench-working-set lab docs lint clean
+	stress fuzz test-broken bisect model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm test-rust bench bench-bulk bench-dax bench-locking bench-perf bench-reclaim bench-scale bench-sparse bench-working-set lab docs lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -96,6 +96,9 @@ test-assigned: $(stamp) ## give an NVMe drive to real guests by vfio-pci, ours b
 
 test-nvdimm: $(stamp) ## give real guests an NVDIMM, with DAX and without, ours beside stock, and cut the power [ARGS='--only on']
 	@$(lab) test-nvdimm $(ARGS)
+
+test-rust: $(stamp) ## build and test the crate of integration/rust, run its examples on stock modules and ours; four minutes
+	@$(lab) test-rust $(ARGS)
 
 bench: $(stamp) ## count instructions a page with stock modules and with ours, against targets
 	@$(lab) bench

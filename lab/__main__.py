@@ -21,6 +21,7 @@ from lab.check import (
     nvdimm,
     package,
     qtest,
+    rust,
     stress,
     suite,
 )
@@ -146,16 +147,18 @@ def parser() -> argparse.ArgumentParser:
     add("series", _series, "export the mailable series to build/series and check it")
     add("refresh", _refresh, "take commits in build/linux back into patches/")
     building = add("modules", _modules, "build the KVM modules into build/modules")
-    text = "with assertions, into build/checked"
-    building.add_argument("--checked", action="store_true", help=text)
+    building.add_argument(
+        "--checked", action="store_true", help="with assertions, into build/checked"
+    )
     add("deb", _deb, "build the package kvm-global-tdp-dkms into build/")
-    testing = add("test-package", package.run, "install, use, remove it on Debian")
-    package.configure(testing)
+    package.configure(add("test-package", package.run, "install, use, remove it on Debian"))
     qtest.configure(add("test-qemu", qtest.run, "run QEMU's tests of integration/qemu"))
     text = "run guests with an assigned drive while their host does what it may"
     assigned.configure(add("test-assigned", assigned.run, text))
     text = "run guests with an NVDIMM, cut the power, see what is left"
     nvdimm.configure(add("test-nvdimm", nvdimm.run, text))
+    text = "run what VMM developers are given: the crate, its examples, a C program"
+    rust.configure(add("test-rust", rust.run, text))
     add("selftests", _selftests, "build KVM's selftests into build/selftests")
     add("docs", _docs, "build the HTML of the documentation; no new warning")
     add("clean", _clean, "remove build/, unless it holds edits")

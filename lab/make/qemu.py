@@ -5,12 +5,12 @@ its tests of migration.
 """
 
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from lab import shell
 from lab.error import LabError
+from lab.make import packages
 from lab.paths import ROOT, SHARED, VENV_BIN
 from lab.shell import console, working
 from lab.source import mirror
@@ -44,7 +44,8 @@ def build() -> Path:
 
 
 def _build(patches: Sequence[Path]) -> None:
-    _install()
+    packages.install(*_NEEDED)
+    shell.output(VENV_BIN / "pip", "install", "-q", _MESON)
     # What is there is dropped when there is something to take its place.
     scratch = WORK.with_suffix(".tmp")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -65,20 +66,6 @@ def _build(patches: Sequence[Path]) -> None:
     shutil.copy2(SOURCE / "build" / PROGRAM.name, PROGRAM)
     PROGRAM.touch()
     console.print(f"{PROGRAM.relative_to(ROOT)}: for make demo ARGS='--qemu …'")
-
-
-def _install() -> None:
-    query = ("dpkg-query", "-W", "-f=${Status}")
-    missing = [
-        name
-        for name in _NEEDED
-        if "ok installed"
-        not in subprocess.run([*query, name], capture_output=True, text=True).stdout
-    ]
-    if missing:
-        console.print(f"apt-get install: {' '.join(missing)}")
-        shell.output("apt-get", "install", "-q", "-y", "--no-install-recommends", *missing)
-    shell.output(VENV_BIN / "pip", "install", "-q", _MESON)
 
 
 def _fetch(where: Path) -> Path:

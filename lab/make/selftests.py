@@ -24,6 +24,14 @@ def build() -> None:
         _build()
 
 
+def build_headers() -> Path:
+    """Bring the headers alone up to date; return where <linux/kvm.h> is found."""
+    with locked("selftests"):
+        tree.ensure()
+        _make_headers(LINUX, HEADERS)
+    return HEADERS / "usr/include"
+
+
 def _build() -> None:
     tree.ensure()
     compile_in(LINUX, HEADERS, SELFTESTS)
@@ -38,8 +46,7 @@ def compile_in(linux: Path, headers: Path, into: Path, log: str = "selftests") -
     if (linux / SOURCE / NEW_NAME).exists() and not (into / NEW_NAME).exists():
         (into / OF_X86).mkdir()
         (into / NEW_NAME).symlink_to(OF_X86)
-    make = ("make", "-C", linux, f"O={headers}", "ARCH=x86", "-j2")
-    shell.build("headers", *root.command(*make, "headers"))
+    _make_headers(linux, headers)
     flags = f"USERCFLAGS=-include {PATIENCE}"
     built_with = into / "flags"
     same = built_with.exists() and built_with.read_text() == flags
@@ -48,6 +55,11 @@ def compile_in(linux: Path, headers: Path, into: Path, log: str = "selftests") -
     again = [] if same else ["-B"]  # make does not know what objects were built with
     shell.build(log, *root.command(*make, *options, *again))
     built_with.write_text(flags)
+
+
+def _make_headers(linux: Path, headers: Path) -> None:
+    make = ("make", "-C", linux, f"O={headers}", "ARCH=x86", "-j2")
+    shell.build("headers", *root.command(*make, "headers"))
 
 
 def programs() -> list[str]:
