@@ -97,7 +97,7 @@ test-assigned: $(stamp) ## give an NVMe drive to real guests by vfio-pci, ours b
 test-nvdimm: $(stamp) ## give real guests an NVDIMM, with DAX and without, ours beside stock, and cut the power [ARGS='--only on']
 	@$(lab) test-nvdimm $(ARGS)
 
-test-rust: $(stamp) ## build and test the crate of integration/rust, run its examples on stock modules and ours; four minutes
+test-rust: $(stamp) ## build and test the crate of integration/rust, run its examples on stock modules and ours
 	@$(lab) test-rust $(ARGS)
 
 bench: $(stamp) ## count instructions a page with stock modules and with ours, against targets
