@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Hands random and hostile arguments to KVM_ENABLE_CAP(KVM_CAP_GLOBAL_TDP), to
- * KVM_POPULATE_MEMORY and to KVM_HARVEST_ACCESSED, while memslots come and go over memory that is partly
- * present, missing, unmapped or not accessible, and compares each result with
- * what the documentation says of these arguments, and what is mapped with what
- * the host has (/proc/self/pagemap).
+ * KVM_POPULATE_MEMORY and to KVM_HARVEST_ACCESSED, while memslots come and go over
+ * memory that is partly present, missing, unmapped or not accessible, and compares
+ * each result with what the documentation says of these arguments, and what is
+ * mapped with what the host has (/proc/self/pagemap).
  *
  * Memslots of both address spaces share memory with each other, and are next to
  * each other, at the end of what page tables reach, across that, and beyond it,
@@ -692,7 +692,8 @@ static void new_vm(bool has_vcpu)
 		kvm_vm_free(vm);
 
 	memset(slots, 0, sizeof(slots));
-	vm = has_vcpu ? gtdp_vm_create(kvm_check_cap(KVM_CAP_GLOBAL_TDP), 1, &vcpu) : vm_create_barebones();
+	vm = has_vcpu ? gtdp_vm_create(kvm_check_cap(KVM_CAP_GLOBAL_TDP), 1, &vcpu) :
+			vm_create_barebones();
 	reach_gfn = gtdp_reach(vm) >> PAGE_SHIFT;
 	end_gfn = BIT_ULL(vm->pa_bits) >> PAGE_SHIFT;
 }
