@@ -35,10 +35,10 @@ ROUNDS = 2
 _NUMBER = re.compile(r"\s*([\d.]+)")
 
 NOTE = """\
-touch: a vCPU's first access; prefault: KVM_PRE_FAULT_MEMORY; populate: KVM_POPULATE_MEMORY.
-Instructions executed per 4 KiB page, counted by the emulator (-icount). VM entry and exit
-count as one instruction each there and cost over a thousand cycles on silicon: this
-understates what an avoided exit is worth."""
+touch: a vCPU's first access; prefault: KVM_PRE_FAULT_MEMORY; populate: KVM_POPULATE_MEMORY;
+harvest: KVM_HARVEST_ACCESSED. Instructions executed per 4 KiB page, counted by the emulator
+(-icount). VM entry and exit count as one instruction each there and cost over a thousand
+cycles on silicon: this understates what an avoided exit is worth."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,9 @@ CASES = (
     Case("populate", "populate", at_most=_AT_MOST["populate"], told="`KVM_POPULATE_MEMORY`"),
     Case("populate_touch", "populate, then touch", faults_at_most=1),
     Case("populate_again", "populate again", at_most=(10, 1), told="looking at"),
+    Case("populate_runs", "populate by a bitmap, half of it in runs of 8"),
+    Case("harvest_all", "harvest, all was accessed", at_most=(30, 4)),
+    Case("harvest_none", "harvest, nothing was", at_most=(15, 3)),
 )
 
 SPREAD = 0.002

@@ -164,8 +164,7 @@ struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, u64 gpa,
 					 u64 size);
 void gtdp_populate_async(struct kvm_vm *vm, u64 gpa, u64 size);
 void gtdp_populate_full(struct kvm_vm *vm, u64 gpa, u64 size);
-u64 gtdp_harvest(struct kvm_vm *vm, u32 as_id, u64 gpa, u64 size,
-		      u64 *bitmap);
+u64 gtdp_harvest(struct kvm_vm *vm, u32 as_id, u64 gpa, u64 size, u64 *bitmap);
 
 /*
  * Set, in @log, the bits of those of the @nr_pages pages of GTDP_SLOT that are in

@@ -643,8 +643,7 @@ int gtdp_populate_on(struct kvm_vm *vm, struct kvm_populate_memory *range,
  * Take, into @bitmap, which pages the guest has accessed.  Returns their bytes.  It is
  * interrupted if the thread is being frozen, as a test may have it.
  */
-u64 gtdp_harvest(struct kvm_vm *vm, u32 as_id, u64 gpa, u64 size,
-		      u64 *bitmap)
+u64 gtdp_harvest(struct kvm_vm *vm, u32 as_id, u64 gpa, u64 size, u64 *bitmap)
 {
 	struct kvm_harvest_accessed range = {
 		.gpa = gpa,
