@@ -60,7 +60,7 @@ fuzz: $(stamp) ## hand random and hostile arguments to capability and ioctl [ARG
 test-broken: $(stamp) ## break each promise of the series in turn, see a test notice [ARGS='--only uffd']
 	@$(lab) test-broken $(ARGS)
 
-bisect: $(stamp) ## have git am take the series, build and boot after every patch; half an hour [ARGS='--first 20']
+bisect: $(stamp) ## have git am take the series, build and boot after every patch; half an hour [ARGS='--first 20 --last 30']
 	@$(lab) bisect $(ARGS)
 
 model: $(stamp) ## prove the protocol (models/) with spin, find what is broken in it on purpose [ARGS='--show span/NO_CARRY']

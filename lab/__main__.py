@@ -39,7 +39,6 @@ FOR_ONE = {
     "deb": "the package is",
     "test-package": "the package is",
     "test-broken": "what breaks the promises in tests/broken is",
-    "test-debug": "the debug kernels are",
     "cover": "the kernel that counts lines is",
     "bench-scale": "what is recorded in docs/scale.json is",
 }

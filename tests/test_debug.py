@@ -1,14 +1,17 @@
 """What `make test-debug` holds against the series, and what not."""
 
+import itertools
 import os
 import subprocess
 import unittest
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 from lab.check import debug
 from lab.check.machines import Report
 from lab.check.outcome import Outcome, State
+from lab.paths import VERSION, VERSIONS
 
 KVM = {"kvm_faultin_pfn", "kvm_mmu_invalidate_end", "fill_holes", "tdp_mmu_zap_spte"}
 
@@ -31,6 +34,33 @@ class Configuration(unittest.TestCase):
             self.assertFalse(debug._is_older(config, fragments))
             os.utime(config, (100, 100))
             self.assertTrue(debug._is_older(config, fragments))
+
+    def test_of_a_series(self) -> None:
+        """What one of them names must not say otherwise in what all have."""
+        for version in VERSIONS:
+            names = ("base", version, *debug.KINDS)
+            chosen = [debug._options(debug._FRAGMENTS / f"{name}.config") for name in names]
+            for first, second in itertools.combinations(chosen, 2):
+                self.assertEqual(first.keys() & second.keys(), set())
+
+    def test_where_it_is_built(self) -> None:
+        """By the compiler of the kernel's own Debian, which may be in a root."""
+        with TemporaryDirectory() as scratch:
+            built = Path(scratch, "debug", "lockdep")
+            with (
+                mock.patch.object(debug, "BUILD", Path(scratch)),
+                mock.patch.object(debug.tree, "ensure"),
+                mock.patch.object(debug, "_check"),
+                mock.patch.object(debug.root, "command", lambda *args: ("enter", *args)),
+                mock.patch.object(debug.shell, "output") as output,
+                mock.patch.object(debug.shell, "build") as build,
+            ):
+                debug.build("lockdep", stock=False)
+        merged = next(call.args for call in output.call_args_list if "-m" in call.args)
+        self.assertIn(debug._FRAGMENTS / f"{VERSION}.config", merged)
+        self.assertEqual(build.call_args.args[:2], ("debug", "enter"))
+        self.assertIn(f"O={built}", build.call_args.args)
+        self.assertIn(f"CC=ccache {debug.root.COMPILER}", build.call_args.args)
 
 
 class Leaks(unittest.TestCase):

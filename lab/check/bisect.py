@@ -55,6 +55,7 @@ done
 def configure(command: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     command.add_argument("--first", type=int, default=1, help="number of a patch to begin with")
+    command.add_argument("--last", type=int, help="number of a patch to end with")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,13 +63,14 @@ def run(args: argparse.Namespace) -> int:
     tree.compose()
     selftests.build()
     series = patches.series()
-    if not 1 <= args.first <= len(series):
-        raise LabError(f"--first {args.first}: patches are 1 to {len(series)}")
+    last = len(series) if args.last is None else args.last
+    if not 1 <= args.first <= last <= len(series):
+        raise LabError(f"--first {args.first} --last {last}: patches are 1 to {len(series)}")
     began = time.monotonic()
     with locked("bisect"):
         git = _worktree()
         part = Part("patches")
-        for number, patch in enumerate(series, 1):
+        for number, patch in enumerate(series[:last], 1):
             try:
                 git("am", "-q", patch)
             except LabError as error:
@@ -82,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
             )
             part.outcomes.append(outcome)
         else:
-            part.outcomes.append(_compare(git))
+            if last == len(series):
+                part.outcomes.append(_compare(git))
     part.seconds = time.monotonic() - began
     return report.show([part])
 

@@ -21,6 +21,8 @@ PACKAGES = (
     *("libelf-dev", "libssl-dev", "make", "pahole", "perl", "python3", "rsync", "uuid-dev"),
     "xz-utils",
 )
+COMPILER = "gcc-14" if debian.ORIGIN.release else "gcc-12"
+"""What Debian builds the kernel with, there and here."""
 
 _ENTER = """\
 for path in /dev /proc "$1"; do

@@ -1,8 +1,9 @@
 """make test-debug: a debug kernel of build/linux, and tests of the series and KVM's own in it.
 
 The kernel is whole, with KVM built in, from tinyconfig and the fragments beside this
-file; it is built in build/debug/NAME and never installed. For comparison there is one
-without the series, in NAME-stock, which runs KVM's own tests only.
+file, one of which is of the chosen series; it is built in build/debug/NAME, by what builds the
+modules, and never installed. For comparison there is one without the series, in NAME-stock,
+which runs KVM's own tests only.
 """
 
 import argparse
@@ -17,8 +18,8 @@ from lab.check import machines, report, tests
 from lab.check.machines import Report
 from lab.check.report import Part
 from lab.error import LabError
-from lab.make import selftests
-from lab.paths import BUILD, LINUX
+from lab.make import root, selftests
+from lab.paths import BUILD, LINUX, VERSION
 from lab.shell import console
 from lab.source import tree
 from lab.source.git import BASE, Git
@@ -175,11 +176,8 @@ def build(kind: str, *, stock: bool, flags: Sequence[str] = ()) -> Path:
     output = BUILD / "debug" / (f"{kind}-stock" if stock else kind)
     output.mkdir(parents=True, exist_ok=True)
     source = _stock_source() if stock else LINUX
-    make = ("make", "-C", source, f"O={output}", "ARCH=x86", "-j2")
-    compiler = "gcc-12"
-    if shutil.which("ccache"):
-        compiler = f"ccache {compiler}"
-    fragments = [_FRAGMENTS / f"{name}.config" for name in ("base", kind)]
+    make = root.command("make", "-C", source, f"O={output}", "ARCH=x86", "-j2")
+    fragments = [_FRAGMENTS / f"{name}.config" for name in ("base", VERSION, kind)]
     console.print(f"Building the {kind} kernel, some 20 minutes of a CPU")
     # Not .config, which is there before it is whole.
     merged = output / "merged"
@@ -190,9 +188,8 @@ def build(kind: str, *, stock: bool, flags: Sequence[str] = ()) -> Path:
         merged.touch()
     shell.output(*make, "olddefconfig")
     _check(output / ".config", fragments)
-    shell.build(
-        "debug", *make, f"CC={compiler}", "KBUILD_BUILD_TIMESTAMP=@0", *flags, "bzImage"
-    )
+    options = (f"CC=ccache {root.COMPILER}", "KBUILD_BUILD_TIMESTAMP=@0", *flags)
+    shell.build("debug", *make, *options, "bzImage")
     return output / "arch/x86/boot/bzImage"
 
 
