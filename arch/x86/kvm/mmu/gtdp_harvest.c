@@ -139,11 +139,10 @@ static bool gtdp_is_accessed(u64 spte)
 	return (spte & mask) == mask;
 }
 
-/* Whoever changes it meanwhile is told, by its value, that it was accessed, too. */
+/* If it has changed meanwhile, it was accessed, too, and may be told again. */
 static void gtdp_clear_accessed(u64 *sptep, u64 spte)
 {
-	if (gtdp_is_accessed(spte))
-		try_cmpxchg64(sptep, &spte, spte & ~shadow_accessed_mask);
+	try_cmpxchg64(sptep, &spte, spte & ~shadow_accessed_mask);
 }
 
 /* Harvest 4KiB SPTEs from @sptep on: those of [@gfn, @end), of one word. */
@@ -151,11 +150,13 @@ static bool gtdp_harvest_word(const struct kvm_memory_slot *slot, u64 *sptep, gf
 			      gfn_t end)
 {
 	const unsigned int first = gfn % BITS_PER_U64;
+	u64 sptes[BITS_PER_U64], bits = 0, left;
 	unsigned int i, nr = end - gfn;
-	u64 bits = 0, left;
 
-	for (i = 0; i < nr; i++)
-		bits |= (u64)gtdp_is_accessed(READ_ONCE(sptep[i])) << i;
+	for (i = 0; i < nr; i++) {
+		sptes[i] = READ_ONCE(sptep[i]);
+		bits |= (u64)gtdp_is_accessed(sptes[i]) << i;
+	}
 
 	if (!bits)
 		return false;
@@ -163,7 +164,7 @@ static bool gtdp_harvest_word(const struct kvm_memory_slot *slot, u64 *sptep, gf
 	atomic64_or(bits << first, gtdp_note(slot, GTDP_HARVESTER, gfn));
 	atomic64_or(bits << first, gtdp_note(slot, GTDP_HOST, gfn));
 	for (left = bits; left; left &= left - 1)
-		gtdp_clear_accessed(sptep + __ffs64(left), READ_ONCE(sptep[__ffs64(left)]));
+		gtdp_clear_accessed(sptep + __ffs64(left), sptes[__ffs64(left)]);
 
 	if (unlikely(~atomic64_read(gtdp_note(slot, GTDP_HOST, gfn)) & bits << first))
 		atomic64_or(bits << first, gtdp_note(slot, GTDP_HOST, gfn));

@@ -20,8 +20,8 @@
 #include "global_tdp.h"
 
 struct result {
-	u64 ns;		/* less the guest's own work */
 	u64 raw_ns;
+	u64 own_ns;	/* of that, the guest's own work */
 	u64 faults;
 	long pgtable_kib;
 };
@@ -161,7 +161,6 @@ static struct result run_once(const struct bench_case *c, struct gtdp_mem *mem, 
 	if (c->touch)
 		vcpu_run(vcpu);
 	result.raw_ns = now_ns() - start;
-	result.ns = result.raw_ns;
 
 	result.pgtable_kib = read_pgtable_kib() - result.pgtable_kib;
 	result.faults = gtdp_vcpu_stat(vcpu, "pf_taken") - result.faults;
@@ -171,7 +170,7 @@ static struct result run_once(const struct bench_case *c, struct gtdp_mem *mem, 
 		gtdp_finish_job(vcpu);
 		start = now_ns();
 		vcpu_run(vcpu);
-		result.ns -= min(result.ns, now_ns() - start);
+		result.own_ns = now_ns() - start;
 		gtdp_finish_job(vcpu);
 	}
 
@@ -182,21 +181,29 @@ static struct result run_once(const struct bench_case *c, struct gtdp_mem *mem, 
 static void run_case(const struct bench_case *c, const char *backing,
 		     struct gtdp_mem *mem, bool has_gtdp, int repeats)
 {
-	struct result best = { .ns = ULONG_MAX }, result;
+	struct result best = { .raw_ns = ULONG_MAX }, result;
 	double pages = mem_size / PAGE_SIZE;
+	u64 own_ns = ULONG_MAX;
 	int i;
 
-	/* The first run warms up what all share. */
+	/*
+	 * The first run warms up what all share.  An interrupt makes either part longer: take
+	 * the best of each, as the best difference would be one with an interrupt in the
+	 * part that is taken away.
+	 */
 	for (i = 0; i <= repeats; i++) {
 		result = run_once(c, mem, has_gtdp);
-		if (i && result.ns < best.ns)
+		if (!i)
+			continue;
+		own_ns = min(own_ns, result.own_ns);
+		if (result.raw_ns < best.raw_ns)
 			best = result;
 	}
 
 	printf("{\"case\": \"%s\", \"backing\": \"%s\", \"pages\": %.0f, ",
 	       c->name, backing, pages);
 	printf("\"ns_per_page\": %.2f, \"raw_ns_per_page\": %.2f, ",
-	       best.ns / pages, best.raw_ns / pages);
+	       (best.raw_ns - min(best.raw_ns, own_ns)) / pages, best.raw_ns / pages);
 	printf("\"faults\": %lu, \"pgtable_kib\": %ld}\n", best.faults, best.pgtable_kib);
 }
 
