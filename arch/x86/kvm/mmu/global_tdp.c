@@ -32,6 +32,15 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 /* log2 of the faults to skip after a wasted fault-around, at most. */
 #define GTDP_BACKOFF_FAULTS	5
 
+/*
+ * The bits of kvm_gtdp_region.fault_backoff above those for that count faults.  A file that is
+ * just being read has more in the page cache with each of them: the host is made to map it
+ * with the first ones, and when there have been twice as many.
+ */
+#define GTDP_FAULTS_SHIFT	3
+#define GTDP_FAULTS_MAX		(U8_MAX >> GTDP_FAULTS_SHIFT)
+#define GTDP_FAULTS_CACHED	4
+
 /* And where not to look into the page cache anymore, until something is found again. */
 #define GTDP_BACKOFF_CACHED	2
 
@@ -91,7 +100,7 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 	};
 	struct kvm_gtdp_region *r;
 	gfn_t start, end;
-	u8 n;
+	u8 n, faults;
 
 	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) ||
 	    !slot || !slot->arch.gtdp_regions ||
@@ -111,16 +120,19 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 
 	start = max(slot->base_gfn, gfn_round_for_level(fault->gfn, PG_LEVEL_2M));
 	end = gtdp_region_end(start, gtdp_slot_end(slot));
-	if (kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE) &&
-	    READ_ONCE(r->fault_backoff) <= GTDP_BACKOFF_CACHED)
+	n = READ_ONCE(r->fault_backoff);
+	faults = min((n >> GTDP_FAULTS_SHIFT) + 1, GTDP_FAULTS_MAX);
+	n &= BIT(GTDP_FAULTS_SHIFT) - 1;
+	if (kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE) && n <= GTDP_BACKOFF_CACHED &&
+	    (faults <= GTDP_FAULTS_CACHED || is_power_of_2(faults)))
 		gtdp_populate_cached(&p, start, end, fault);
 	else
 		kvm_tdp_populate(&p, start, end);
 	kvm_tdp_populate_end(&p);
 
 	/* A guest that allocates page by page has nothing to find, mostly. */
-	n = p.installed ? 0 : min(READ_ONCE(r->fault_backoff) + 1, GTDP_BACKOFF_FAULTS);
-	WRITE_ONCE(r->fault_backoff, n);
+	n = p.installed ? 0 : min(n + 1, GTDP_BACKOFF_FAULTS);
+	WRITE_ONCE(r->fault_backoff, n | (p.absent ? faults << GTDP_FAULTS_SHIFT : 0));
 	WRITE_ONCE(r->fault_wait, BIT(n) - 1);
 
 	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);

@@ -65,7 +65,10 @@ struct kvm_gtdp_region {
 	u8 due;
 	/* And log2 of the seconds to wait after the next zap, or wasted scan. */
 	u8 backoff;
-	/* Faults that skip fault-around, and log2 of them after a wasted one. */
+	/*
+	 * Faults that skip fault-around; log2 of them after a wasted one and, above
+	 * GTDP_FAULTS_SHIFT, so many faults that have left something absent.
+	 */
 	u8 fault_wait;
 	u8 fault_backoff;
 };

@@ -226,6 +226,34 @@ static bool test_default(void)
 	return true;
 }
 
+/*
+ * While a file is being read, there is more in the page cache with each fault: the host is
+ * not made to look for all of it each time.
+ */
+static bool test_being_read(void)
+{
+	const u64 nr = 32, other = GTDP_REGION_PAGES / 2, step = 8;
+	u64 i, found;
+	struct env env;
+
+	if (!create(&env, AROUND, GTDP_MEMFD, GTDP_GPA, 0))
+		return false;
+
+	for (i = 0; i < nr; i++) {
+		/* That the guest reads, one next to it, and one that is not around them. */
+		fill_cache(&env.mem, i * step, 2, 1);
+		fill_cache(&env.mem, other + i * step, 1, 1);
+		gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA + i * step * PAGE_SIZE, 1,
+			 HOST_TAG + i * step);
+	}
+
+	found = gtdp_vm_stat(env.vm, "tdp_page_cache");
+	TEST_ASSERT(found >= nr / 4 && found < nr * 3 / 4, "%lu of %lu pages were found", found, nr);
+
+	destroy(&env);
+	return true;
+}
+
 /* A guest that wants a page here and there has not much more mapped. */
 static bool test_sparse(void)
 {
@@ -649,6 +677,7 @@ static const struct gtdp_test tests[] = {
 	{ "fault-around, shared file", test_around_shared },
 	{ "fault-around, misaligned", test_misaligned },
 	{ "a page here and there", test_sparse },
+	{ "a file that is being read", test_being_read },
 	{ "written first", test_written_first },
 	{ "parameter", test_parameter },
 	{ "default", test_default },
