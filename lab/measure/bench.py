@@ -184,7 +184,7 @@ def _script(mib: int) -> str:
             lines += [f"load {shlex.quote(str(listed))}"]
             log = shlex.quote(str(DIRECTORY / f"{whose}.{number}.txt"))
             lines += [f"echo '  round {number} of {ROUNDS}, {whose} modules'"]
-            lines += [f"{program} -m {mib} >{log} 2>&1 || {{ cat {log}; exit 1; }}"]
+            lines += [f"{program} -m {mib} -r 5 >{log} 2>&1 || {{ cat {log}; exit 1; }}"]
             if number == ROUNDS:
                 lines += [restore.script(DIRECTORY / f"restore.{whose}")]
     return "\n".join(lines)
