@@ -20,7 +20,8 @@ def runs() -> list[Run]:
             counts = {"clones": clones, "ns": cost, "prepare_ns": 1, "again_ns": 10}
             sizes = {"faults": clones, "tables_kib": 9 - number, "stage2_kib": 9 - number}
             found.append({"way": way, **counts, **sizes})
-    return found
+    slower = [{**run, "ns": int(run["ns"]) + 500} for run in found]
+    return [*slower, *found]
 
 
 class Cases(unittest.TestCase):
