@@ -308,11 +308,12 @@ static void gtdp_put_back(struct kvm *kvm, int as_id, gfn_t start, gfn_t end, co
 	}
 }
 
-/* Tell of a part of @range, which moves forward. */
-static int gtdp_tell(struct kvm *kvm, struct kvm_harvest_accessed *range, bool *accessed)
+/* Tell of a part of @range, which moves forward, before @last. */
+static int gtdp_tell(struct kvm *kvm, struct kvm_harvest_accessed *range, gfn_t last,
+		     bool *accessed)
 {
-	const gfn_t start = gpa_to_gfn(range->gpa), nr = range->size >> PAGE_SHIFT;
-	const gfn_t end = start + min(nr, GTDP_HARVEST_WORDS * BITS_PER_U64);
+	const gfn_t start = gpa_to_gfn(range->gpa);
+	const gfn_t end = min(last, start + GTDP_HARVEST_WORDS * BITS_PER_U64);
 	const unsigned int words = DIV_ROUND_UP(end - start, BITS_PER_U64);
 	u64 bits[GTDP_HARVEST_WORDS] = {}, taken;
 
@@ -334,14 +335,17 @@ static int gtdp_tell(struct kvm *kvm, struct kvm_harvest_accessed *range, bool *
 static int gtdp_harvest(struct kvm *kvm, struct kvm_harvest_accessed *range, bool *accessed)
 {
 	gfn_t gfn = gpa_to_gfn(range->gpa), end = gfn + (range->size >> PAGE_SHIFT);
-	int r = 0;
+	int r = 0, err;
 
 	while (gfn < end && !r) {
-		if (signal_pending(current))
-			return -EINTR;
 		cond_resched();
-		r = gtdp_harvest_batch(kvm, range, &gfn, end, accessed);
+		r = signal_pending(current) ? -EINTR :
+		    gtdp_harvest_batch(kvm, range, &gfn, end, accessed);
 	}
+
+	/* Tell of what was scanned: signals, however many, don't keep it from getting on. */
+	if (gfn < end)
+		end = round_down(gfn, BITS_PER_U64);
 
 	/*
 	 * Whoever has zapped an SPTE that was not found anymore may be about to leave
@@ -350,11 +354,11 @@ static int gtdp_harvest(struct kvm *kvm, struct kvm_harvest_accessed *range, boo
 	write_lock(&kvm->mmu_lock);
 	write_unlock(&kvm->mmu_lock);
 
-	while (range->size && !r) {
-		if (signal_pending(current))
-			return -EINTR;
+	while (gpa_to_gfn(range->gpa) < end) {
 		cond_resched();
-		r = gtdp_tell(kvm, range, accessed);
+		err = gtdp_tell(kvm, range, end, accessed);
+		if (err)
+			return err;
 	}
 
 	return r;

@@ -5,9 +5,11 @@
  * between; and that KVM_POPULATE_BITMAP maps the pages of a bitmap, and no others.
  */
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <linux/mman.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "test_util.h"
@@ -381,6 +383,55 @@ static bool test_large(void)
 
 	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "tdp_harvested"), DIV_ROUND_UP(nr, 3));
 	munmap(map, 2 * PAGE_SIZE);
+	destroy(&env);
+	return true;
+}
+
+static void do_nothing(int sig)
+{
+}
+
+/*
+ * A call that is interrupted time after time gets on.  All memslots have the same
+ * pages, of which the guest reads some by two of them: each has its own record.
+ */
+static bool test_interrupted(void)
+{
+	const u64 nr_slots = 100, size = nr_slots * MEM_SIZE;
+	struct itimerval timer = { .it_interval.tv_usec = 200, .it_value.tv_usec = 200 };
+	const struct sigaction action = { .sa_handler = do_nothing };
+	struct kvm_harvest_accessed range = { .gpa = GTDP_GPA, .size = size };
+	u64 *bitmap = calloc(size / PAGE_SIZE / 64, sizeof(*bitmap)), i, calls = 0;
+	struct env env = {};
+	int err;
+
+	TEST_ASSERT(bitmap, "calloc()");
+	gtdp_mem_alloc(&env.mem, GTDP_MEMFD, MEM_SIZE, 0);
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	create_vm(&env, FEATURES);
+	for (i = 0; i < nr_slots; i++)
+		gtdp_add_slot(env.vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, &env.mem);
+	gtdp_populate_full(env.vm, GTDP_GPA, size);
+	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, 1, HOST_TAG);
+	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA + 7 * MEM_SIZE + PAGE_SIZE, 1, HOST_TAG + 1);
+
+	range.bitmap = (uintptr_t)bitmap;
+	sigaction(SIGALRM, &action, NULL);
+	setitimer(ITIMER_REAL, &timer, NULL);
+	do {
+		err = call(&env, &range);
+		TEST_ASSERT(!err || err == EINTR, "%s", strerror(err));
+		TEST_ASSERT(++calls < 10000, "%#llx bytes are left", range.size);
+	} while (range.size);
+	timer = (struct itimerval) {};
+	setitimer(ITIMER_REAL, &timer, NULL);
+
+	ksft_print_msg("%lu calls\n", (unsigned long)calls);
+	TEST_ASSERT_EQ(range.bitmap, (uintptr_t)(bitmap + size / PAGE_SIZE / 64));
+	for (i = 0; i < size / PAGE_SIZE; i++)
+		TEST_ASSERT_EQ(bit(bitmap, i), i == 0 || i == 7 * NR_PAGES + 1);
+
+	free(bitmap);
 	destroy(&env);
 	return true;
 }
@@ -910,6 +961,7 @@ static const struct gtdp_test tests[] = {
 	{ "collapsed and split", test_collapsed },
 	{ "memslots", test_slots },
 	{ "large", test_large },
+	{ "interrupted", test_interrupted },
 	{ "SMM", test_smm },
 	{ "refused", test_refused },
 	{ "while a guest runs", test_running_alone },
