@@ -4,7 +4,7 @@ import io
 import unittest
 from contextlib import redirect_stdout
 
-from lab.measure import bulk
+from lab.measure import bulk, counted
 
 TEXT = """\
 Random seed: 0x6b8b4567
@@ -23,7 +23,7 @@ class Bulk(unittest.TestCase):
 
     def concluded(self, text: str) -> tuple[int, str]:
         with redirect_stdout(io.StringIO()) as out:
-            status = bulk.conclude({"on": bulk.parse(text)})
+            status = counted.judge(bulk.targets(bulk.parse(text)))
         return status, out.getvalue()
 
     def test_memory_is_per_vm(self) -> None:

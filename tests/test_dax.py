@@ -4,7 +4,7 @@ import io
 import unittest
 from contextlib import redirect_stdout
 
-from lab.measure import dax
+from lab.measure import counted, dax
 
 
 def runs(**faults: int) -> list[dict[str, int | str]]:
@@ -27,7 +27,7 @@ class Conclude(unittest.TestCase):
 
     def concluded(self, found: list[dict[str, int | str]]) -> tuple[int, str]:
         with redirect_stdout(io.StringIO()) as out:
-            status = dax.conclude(found)
+            status = counted.judge(dax.targets(found))
         return status, out.getvalue()
 
     def test_none_is_left(self) -> None:

@@ -6,7 +6,7 @@ import unittest
 from contextlib import redirect_stdout
 
 from lab.error import LabError
-from lab.measure import reclaim
+from lab.measure import counted, reclaim
 
 
 def output(count: int, **measured: int) -> str:
@@ -43,7 +43,7 @@ class Conclude(unittest.TestCase):
         runs = reclaim.parse(output(len(self.CASES)), self.CASES)
         runs = [{**run, **(on if run["mode"] == "on" else {})} for run in runs]
         with redirect_stdout(io.StringIO()) as out:
-            status = reclaim.conclude(runs)
+            status = counted.judge(reclaim.targets(runs))
         return status, out.getvalue()
 
     def test_as_much_as_what_was_used(self) -> None:

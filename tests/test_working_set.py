@@ -46,7 +46,7 @@ class Judge(unittest.TestCase):
         found = working_set.cases(
             [{**run, **changed} if run["way"] == way else run for run in runs()]  # type: ignore[misc]
         )
-        return [good for good, _ in working_set.judge(found)]
+        return [good for _, good in working_set.judge(found)]
 
     def test_all_is_well(self) -> None:
         self.assertTrue(all(self.verdicts({}, "record")))

@@ -6,20 +6,16 @@ which time that is slept through takes none.
 """
 
 import argparse
-import json
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from lab.check import report
-from lab.check.outcome import State
 from lab.error import LabError
 from lab.machine import npt
 from lab.make import modules, selftests
-from lab.paths import BUILD, ROOT, SELFTESTS
+from lab.measure import counted
+from lab.paths import BUILD, SELFTESTS
 from lab.shell import console
 from lab.show import stdout, table
-from lab.source import debian
 
 DIRECTORY = BUILD / "bulk"
 _PROGRAM = SELFTESTS / "x86_64" / "global_tdp_bulk_bench"
@@ -56,11 +52,8 @@ def run(args: argparse.Namespace) -> int:
     console.print(f"Watching {args.vms} VMs at rest for {args.seconds} s; some minutes")
     found = {mode: _measure(mode, args) for mode in MODES}
     _show(found)
-    saved = DIRECTORY / "bulk.json"
-    content = {"kernel": debian.kernel().release, "note": _NOTE, "figures": found}
-    saved.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"saved: {saved.relative_to(ROOT)}")
-    return conclude(found)
+    counted.save(DIRECTORY / "bulk.json", note=_NOTE, figures=found)
+    return counted.judge(targets(found["on"]))
 
 
 def _measure(mode: str, args: argparse.Namespace) -> Figures:
@@ -92,16 +85,8 @@ def per_vm(figures: Figures, name: str) -> float:
     return (figures[f"after_{name}"] - figures[f"before_{name}"]) / figures["vms"]
 
 
-def conclude(found: Mapping[str, Figures]) -> int:
-    """Print which targets are missed, and the last line; return the status."""
-    told = list(_targets(found["on"]))
-    for text, met in told:
-        if not met:
-            print(f"missed: {text}")
-    return report.end(Counter(State.PASSED if met else State.FAILED for _, met in told))
-
-
-def _targets(figures: Figures) -> Iterator[tuple[str, bool]]:
+def targets(figures: Figures) -> Iterator[tuple[str, bool]]:
+    """What VMs at rest may take of their host."""
     vms, threads, wakeups = (figures[name] for name in ("vms", "threads", "wakeups"))
     yield f"{threads} threads for {vms} VMs", threads == vms
     yield f"{wakeups} wake-ups in {figures['seconds']} s", not wakeups

@@ -6,23 +6,18 @@ boot under -icount, with huge pages and without.
 """
 
 import argparse
-import json
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lab.check import report
-from lab.check.outcome import State
 from lab.error import LabError
 from lab.machine import npt, params
 from lab.make import modules, selftests
 from lab.make import restore as make_restore
-from lab.measure import restore
+from lab.measure import counted, restore
 from lab.measure.restore import Run
-from lab.paths import BUILD, RESTORE, ROOT
+from lab.paths import BUILD, RESTORE
 from lab.shell import console
-from lab.source import debian
 
 DIRECTORY = BUILD / "dax"
 MIB = 256
@@ -65,23 +60,11 @@ def run(args: argparse.Namespace) -> int:
     }
     runs = restore.figures(logs)
     restore.show(runs, _TITLES, _NOTE)
-    saved = DIRECTORY / "dax.json"
-    content = {"mib": MIB, "kernel": debian.kernel().release, "note": _NOTE, "runs": runs}
-    saved.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"saved: {saved.relative_to(ROOT)}")
-    return conclude(runs)
+    counted.save(DIRECTORY / "dax.json", mib=MIB, note=_NOTE, runs=runs)
+    return counted.judge(targets(runs))
 
 
-def conclude(runs: Sequence[Run]) -> int:
-    """Print which targets are missed, and the last line; return the status."""
-    told = list(_targets(runs))
-    for text, met in told:
-        if not met:
-            print(f"missed: {text}")
-    return report.end(Counter(State.PASSED if met else State.FAILED for _, met in told))
-
-
-def _targets(runs: Sequence[Run]) -> Iterator[tuple[str, bool]]:
+def targets(runs: Sequence[Run]) -> Iterator[tuple[str, bool]]:
     """What is populated takes no fault; what DAX has to be told of, i.e. writes, may."""
     for size in _OPTIONS:
         found = {run["way"]: run for run in runs if _is(run, size)}

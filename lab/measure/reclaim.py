@@ -9,21 +9,14 @@ them are VMs without Global TDP that use all of the file.
 import argparse
 import json
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from lab.check import report
-from lab.check.outcome import State
 from lab.error import LabError
-from lab.machine import npt
-from lab.make import modules, selftests
-from lab.make import restore as make_restore
-from lab.measure import restore
-from lab.paths import BUILD, RECLAIM, RESTORE, ROOT
-from lab.shell import console
+from lab.measure import counted, restore
+from lab.paths import BUILD, RECLAIM, RESTORE
 from lab.show import stdout, table
-from lab.source import debian
 
 DIRECTORY = BUILD / "reclaim"
 MIB = 32
@@ -100,24 +93,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show; 1 if what is mapped ahead takes more than what was used."""
-    selftests.build()
-    make_restore.build()
-    modules.build()
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    log = DIRECTORY / "log.txt"
-    console.print("Counting instructions of reclaim, off beside on; some minutes")
-    status = npt.command(
-        _script(args.vms, shlex.quote(str(log))), icount=True, timeout=args.timeout
-    ).status
-    if status:
-        raise LabError(f"the benchmark ended with status {status}; see {log}")
-    runs = parse(log.read_text(), list(cases(args.vms)))
+    doing = "Counting instructions of reclaim, off beside on; some minutes"
+    log = counted.run(DIRECTORY, doing, partial(_script, args.vms), args.timeout)
+    runs = parse(log, list(cases(args.vms)))
     _show(runs)
-    saved = DIRECTORY / "reclaim.json"
-    content = {"mib": MIB, "kernel": debian.kernel().release, "note": _NOTE, "runs": runs}
-    saved.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"saved: {saved.relative_to(ROOT)}")
-    return conclude(runs)
+    counted.save(DIRECTORY / "reclaim.json", mib=MIB, note=_NOTE, runs=runs)
+    return counted.judge(targets(runs))
 
 
 def _script(vms: Sequence[int], log: str) -> str:
@@ -151,16 +132,7 @@ def per_page(run: Run) -> float:
     return int(run["cpu_ns"]) / max(1, int(run["gone"]))
 
 
-def conclude(runs: Sequence[Run]) -> int:
-    """Print which targets are missed, and the last line; return the status."""
-    told = list(_targets(runs))
-    for text, met in told:
-        if not met:
-            print(f"missed: {text}")
-    return report.end(Counter(State.PASSED if met else State.FAILED for _, met in told))
-
-
-def _targets(runs: Sequence[Run]) -> Iterator[tuple[str, bool]]:
+def targets(runs: Sequence[Run]) -> Iterator[tuple[str, bool]]:
     """In the first round, where all of the file is mapped, ahead or as it is used."""
     known = {_key(run): run for run in runs if run["round"] == 1 and not run["apart"]}
     for (lists, vms, mode), run in known.items():

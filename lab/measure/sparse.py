@@ -6,7 +6,6 @@ TDP off, with fault-around of what is present, and with what the page cache hold
 """
 
 import argparse
-import json
 import shlex
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -15,14 +14,9 @@ from pathlib import Path
 
 from lab import show
 from lab.error import LabError
-from lab.machine import npt
-from lab.make import modules, selftests
-from lab.make import restore as make_restore
-from lab.measure import restore
+from lab.measure import counted, restore
 from lab.measure.restore import Run
 from lab.paths import BUILD, RESTORE, ROOT
-from lab.shell import console
-from lab.source import debian
 
 DIRECTORY = BUILD / "sparse"
 PLOT = ROOT / "images" / "sparse.png"
@@ -50,23 +44,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show."""
-    selftests.build()
-    make_restore.build()
-    modules.build()
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    log = DIRECTORY / "log.txt"
-    console.print("Counting instructions a page that is touched; some minutes")
-    status = npt.command(
-        _script(shlex.quote(str(log))), icount=True, timeout=args.timeout
-    ).status
-    if status:
-        raise LabError(f"the benchmark ended with status {status}; see {log}")
-    runs = lowest(restore.parse(log.read_text()))
+    doing = "Counting instructions a page that is touched; some minutes"
+    log = counted.run(DIRECTORY, doing, _script, args.timeout)
+    runs = lowest(restore.parse(log))
     _show(runs)
-    saved = DIRECTORY / "sparse.json"
-    content = {"mib": MIB, "kernel": debian.kernel().release, "note": _NOTE, "runs": runs}
-    saved.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"saved: {saved.relative_to(ROOT)}")
+    counted.save(DIRECTORY / "sparse.json", mib=MIB, note=_NOTE, runs=runs)
     if args.plot:
         plot(runs, PLOT)
         print(f"saved: {PLOT.relative_to(ROOT)}")

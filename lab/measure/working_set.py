@@ -7,23 +7,14 @@ what was recorded. One guest and ten at once, the page cache warm and cold; one 
 """
 
 import argparse
-import json
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 
 from lab import show
-from lab.check import report
-from lab.check.outcome import State
 from lab.error import LabError
-from lab.machine import npt
-from lab.make import modules, selftests
-from lab.make import restore as make_restore
-from lab.measure import restore
+from lab.measure import counted, restore
 from lab.measure.restore import Run
-from lab.paths import BUILD, ROOT, WORKING_SET
-from lab.shell import console
-from lab.source import debian
+from lab.paths import BUILD, WORKING_SET
 
 DIRECTORY = BUILD / "working-set"
 MIB = 64
@@ -58,29 +49,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show; 1 if a target is missed."""
-    selftests.build()
-    make_restore.build()
-    modules.build()
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    log = DIRECTORY / "log.txt"
-    console.print("Counting instructions of guests whose needs were recorded; some minutes")
-    script = _script(shlex.quote(str(log)))
-    status = npt.command(script, icount=True, timeout=args.timeout).status
-    if status:
-        raise LabError(f"the benchmark ended with status {status}; see {log}")
-    found = cases(restore.parse(log.read_text()))
+    doing = "Counting instructions of guests whose needs were recorded; some minutes"
+    log = counted.run(DIRECTORY, doing, _script, args.timeout)
+    found = cases(restore.parse(log))
     for case, runs in found.items():
         _show(case, runs)
     out = show.stdout()
     out.print(_NOTE, soft_wrap=True)
-    saved = DIRECTORY / "working-set.json"
-    content = {"mib": MIB, "kernel": debian.kernel().release, "note": _NOTE, "cases": found}
-    saved.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"saved: {saved.relative_to(ROOT)}")
-    checks = list(judge(found))
-    for good, what in checks:
+    counted.save(DIRECTORY / "working-set.json", mib=MIB, note=_NOTE, cases=found)
+    checks = judge(found)
+    for what, good in checks:
         out.print(f"{what}: {show.met(good)}")
-    return report.end(Counter(State.PASSED if good else State.FAILED for good, _ in checks))
+    return counted.judge(checks)
 
 
 def _script(log: str) -> str:
@@ -115,25 +95,24 @@ def net(run: Run) -> int:
     return int(run["ns"]) - int(run.get("again_ns", 0))
 
 
-def judge(found: dict[str, list[Run]]) -> list[tuple[bool, str]]:
+def judge(found: dict[str, list[Run]]) -> list[tuple[str, bool]]:
     """Return what is promised of a record, and whether it is so."""
     pages = MIB << 8
     record = int(found[next(iter(CASES))][0]["ns"]) / pages
-    checks = [
-        (record <= AT_MOST, f"recorded for {record:.1f} instructions a page, ≤ {AT_MOST}")
-    ]
+    told = f"recorded for {record:.1f} instructions a page, ≤ {AT_MOST}"
+    checks = [(told, record <= AT_MOST)]
     for case, (_, _, _, everything, recorded) in found.items():
         faults = int(recorded["faults"])
         guests = int(recorded["clones"])
-        checks.append((faults <= guests, f"{case}: one fault a guest, for its code: {faults}"))
+        checks.append((f"{case}: one fault a guest, for its code: {faults}", faults <= guests))
         less = all(
             int(recorded[tables]) < int(everything[tables])
             for tables in ("stage2_kib", "tables_kib")
         )
-        checks.append((less, f"{case}: fewer page tables than for all of the file"))
+        checks.append((f"{case}: fewer page tables than for all of the file", less))
         if int(recorded["clones"]) == 1:
             good = net(recorded) < net(everything)
-            checks.append((good, f"{case}: less than for all of the file"))
+            checks.append((f"{case}: less than for all of the file", good))
     return checks
 
 
