@@ -255,8 +255,7 @@ int main(int argc, char **argv)
 		errx(1, "usage: reclaim [-n VMS] [-m MIB (even, 2 to 1024)] [-u USED (1 to 512)] "
 		     "[-p PERCENT] [-r ROUNDS] [-g] [-o] FILE");
 	pages = mib << 8;
-	kvm_fd = open("/dev/kvm", O_RDWR);
-	check(kvm_fd >= 0, "/dev/kvm (are KVM's modules loaded, and may you use it?)");
+	open_kvm();
 	fd = open(argv[optind], O_RDWR);
 	check(fd >= 0, argv[optind]);
 	if (lseek(fd, 0, SEEK_END) != (off_t)(mib << 20))

@@ -162,19 +162,6 @@ static int wanted(const struct way *way, const char *name)
 	       (way->how != PREFAULT || prefault > 0) && (!name || !strcmp(name, way->name));
 }
 
-/* Each VM is one of a process, which ends with it. */
-static int in_child(void)
-{
-	int status;
-
-	if (!fork())
-		return 1;
-	check(wait(&status) > 0, "wait");
-	if (status)
-		exit(1);
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	int opt, fd, done = 0;
@@ -196,14 +183,10 @@ int main(int argc, char **argv)
 	if (optind >= argc || !mib || mib > 1024 || resets < 0 || every < 0)
 		errx(1, "usage: restore [-m MIB (1 to 1024)] [-c] [-s] [-4] [-r RESETS | -k EVERY] "
 		     "FILE [WAY]");
-	kvm_fd = open("/dev/kvm", O_RDWR);
-	check(kvm_fd >= 0, "/dev/kvm (are KVM's modules loaded, and may you use it?)");
-	fd = open(argv[optind], O_RDWR | O_CREAT, 0600);
-	check((size = lseek(fd, 0, SEEK_END)) >= 0, argv[optind]);
+	open_kvm();
+	fd = open_snapshot(argv[optind], mib, &size);
 	if (!size && in_child())
 		make_snapshot(fd, mib << 8);
-	else if (size && size != (off_t)mib << 20)
-		errx(1, "%s is not of %lu MiB: remove it, or use another -m", argv[optind], mib);
 	for (const struct way *way = ways; way->name; way++) {
 		if (!wanted(way, argv[optind + 1]))
 			continue;

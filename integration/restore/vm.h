@@ -171,4 +171,35 @@ static uint64_t run(const char *what, uint64_t first, uint64_t count, unsigned i
 	return statistic(vcpu_stats, "pf_taken") - faults;
 }
 
+static void open_kvm(void)
+{
+	kvm_fd = open("/dev/kvm", O_RDWR);
+	check(kvm_fd >= 0, "/dev/kvm (are KVM's modules loaded, and may you use it?)");
+}
+
+/* Each VM is one of a process, which ends with it. */
+static inline int in_child(void)
+{
+	int status;
+
+	fflush(stdout);
+	if (!fork())
+		return 1;
+	check(wait(&status) > 0, "wait");
+	if (status)
+		exit(1);
+	return 0;
+}
+
+/* A snapshot's file: its size is 0 if it is to be made, or as is wanted. */
+static inline int open_snapshot(const char *path, uint64_t mib, off_t *size)
+{
+	int fd = open(path, O_RDWR | O_CREAT, 0600);
+
+	check((*size = lseek(fd, 0, SEEK_END)) >= 0, path);
+	if (*size && *size != (off_t)mib << 20)
+		errx(1, "%s is not of %lu MiB: remove it, or use another -m", path, mib);
+	return fd;
+}
+
 #endif

@@ -284,20 +284,6 @@ static void warm_up(int fd)
 	munmap(mem, pages * PAGE);
 }
 
-/* Each VM is one of a process, which ends with it. */
-static int in_child(void)
-{
-	int status;
-
-	fflush(stdout);
-	if (!fork())
-		return 1;
-	check(wait(&status) > 0, "wait");
-	if (status)
-		exit(1);
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	uint64_t mib = 64, can;
@@ -318,14 +304,10 @@ int main(int argc, char **argv)
 		     MOST_CLONES);
 	pages = mib << 8;
 	set = map((set_size() + PAGE - 1) & -PAGE, MAP_SHARED | MAP_ANONYMOUS, -1);
-	kvm_fd = open("/dev/kvm", O_RDWR);
-	check(kvm_fd >= 0, "/dev/kvm (are KVM's modules loaded, and may you use it?)");
-	fd = open(argv[optind], O_RDWR | O_CREAT, 0600);
-	check((size = lseek(fd, 0, SEEK_END)) >= 0, argv[optind]);
+	open_kvm();
+	fd = open_snapshot(argv[optind], mib, &size);
 	if (!size && in_child())
 		make_snapshot(fd);
-	else if (size && size != (off_t)mib << 20)
-		errx(1, "%s is not of %lu MiB: remove it, or use another -m", argv[optind], mib);
 	if (!cold)
 		warm_up(fd);
 	snprintf(path, sizeof(path), "%s.set", argv[optind]);
