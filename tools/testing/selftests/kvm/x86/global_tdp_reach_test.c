@@ -196,6 +196,31 @@ static bool test_absent_cached(void)
 	return true;
 }
 
+/* What is out of reach was not accessed, and takes nothing from what is in reach. */
+static bool test_harvest(void)
+{
+	u64 bitmap[NR_PAGES / 64], i;
+	struct env env;
+
+	if (!(kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST))
+		return false;
+
+	if (!env_create(&env, KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_HARVEST, GTDP_ANON, GTDP_ANON))
+		return false;
+
+	gtdp_add_slot(env.vm, NEAR_SLOT, 0, NEAR_GPA, &env.near);
+	gtdp_add_slot(env.vm, FAR_SLOT, 0, FAR_GPA, &env.far);
+	gtdp_populate_full(env.vm, NEAR_GPA, MEM_SIZE);
+	run(&env, GTDP_CHECK, NEAR_TAG);
+	TEST_ASSERT_EQ(gtdp_harvest(env.vm, 0, FAR_GPA, MEM_SIZE, bitmap), 0);
+	TEST_ASSERT_EQ(gtdp_harvest(env.vm, 0, NEAR_GPA, MEM_SIZE, bitmap), MEM_SIZE);
+	for (i = 0; i < NR_PAGES; i++)
+		TEST_ASSERT(bitmap[i / 64] >> i % 64 & 1, "Page %lu", (unsigned long)i);
+
+	env_destroy(&env);
+	return true;
+}
+
 /* One memslot is in reach with its first half only. */
 static bool test_across(enum gtdp_backing backing)
 {
@@ -441,6 +466,7 @@ static const struct gtdp_test tests[] = {
 	{ "populated, huge pages", test_absent_huge },
 	{ "populated, SMM", test_absent_smm },
 	{ "populated, page cache", test_absent_cached },
+	{ "harvested", test_harvest },
 	{ "populated across the limit, small pages", test_across_small },
 	{ "populated across the limit, huge pages", test_across_huge },
 	{ "populated first", test_first },
