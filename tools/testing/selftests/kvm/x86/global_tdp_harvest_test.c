@@ -32,6 +32,9 @@
 /* How often all that may happen to memory happens at once. */
 #define NR_ROUNDS	40
 
+/* How often all memory is zapped while it is harvested. */
+#define NR_ZAPS		10
+
 /* How often a guest that runs is harvested, twice each time. */
 #define NR_HARVESTS	200
 
@@ -572,6 +575,41 @@ static void *runner(void *arg)
 	return NULL;
 }
 
+static void *zap_all(void *arg)
+{
+	struct env *env = arg;
+
+	TEST_ASSERT(!mprotect(env->mem.hva, MEM_SIZE, PROT_READ), "mprotect()");
+	return NULL;
+}
+
+/* Whatever a zap has got to, when the guest is done all is told by the next harvest. */
+static bool test_being_zapped(void)
+{
+	pthread_t thread;
+	struct env env;
+	u64 mapped;
+	int i;
+
+	if (!create_populated(&env, GTDP_MEMFD))
+		return false;
+
+	for (i = 0; i < NR_ZAPS; i++) {
+		run_from(&env, GTDP_CHECK, 0, 1);
+		mapped = gtdp_nr_mapped(env.vm);
+		pthread_create(&thread, NULL, zap_all, &env);
+		__gtdp_wait_until(gtdp_nr_mapped(env.vm) < mapped, 0);
+		check_harvest(&env, 0, 1);
+		pthread_join(thread, NULL);
+
+		TEST_ASSERT(!mprotect(env.mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE), "mprotect()");
+		gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	}
+
+	destroy(&env);
+	return true;
+}
+
 /* The guest reads a page, and counts, until it is told to stop. */
 static void make_reader(struct env *env, u64 page, u64 counter, u64 flag)
 {
@@ -966,6 +1004,7 @@ static const struct gtdp_test tests[] = {
 	{ "huge pages", test_thp },
 	{ "hugetlb", test_hugetlb },
 	{ "zapped", test_zapped },
+	{ "being zapped", test_being_zapped },
 	{ "collapsed and split", test_collapsed },
 	{ "memslots", test_slots },
 	{ "large", test_large },

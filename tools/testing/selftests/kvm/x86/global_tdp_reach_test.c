@@ -205,7 +205,8 @@ static bool test_harvest(void)
 	if (!(kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST))
 		return false;
 
-	if (!env_create(&env, KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_HARVEST, GTDP_ANON, GTDP_ANON))
+	if (!env_create(&env, KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_HARVEST, GTDP_ANON,
+			GTDP_ANON))
 		return false;
 
 	gtdp_add_slot(env.vm, NEAR_SLOT, 0, NEAR_GPA, &env.near);
