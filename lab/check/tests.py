@@ -139,10 +139,8 @@ _ONLY_DELAYED = {"global_tdp_churn_test"}
 """Long ones that are run without that on other machines."""
 
 MANNERS = "global_tdp_manners_test"
-_ONLY_NPT = {"global_tdp_budget_test", "global_tdp_harvest_test", MANNERS}
-"""What takes minutes of a machine of usual speed, and is the same on any. And a test of which
-Bochs, with one CPU, does not get beyond a guest that never exits, for a reason not known yet;
-the 12 parts before that pass there."""
+_ONLY_NPT = {"global_tdp_budget_test", MANNERS}
+"""What takes minutes of a machine of usual speed, and is the same on any."""
 
 _NOT_INNER = {
     f"global_tdp_{name}_test"
