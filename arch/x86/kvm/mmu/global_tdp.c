@@ -47,6 +47,24 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 /* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
 #define GTDP_RETRIES		8
 
+/* Have the host map what its page cache has of what is wanted of a region. */
+static int gtdp_map_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
+			   const struct kvm_page_fault *fault)
+{
+	unsigned int first = start % SPTE_ENT_PER_PAGE, i, run_end;
+	int cached = 0, r;
+
+	for_each_wanted_run(p, i, run_end, first, first + (end - start)) {
+		r = gtdp_map_page_cache(p->slot, start + i - first, start + run_end - first,
+					fault);
+		if (r < 0)
+			return r;
+		cached |= r;
+	}
+
+	return cached;
+}
+
 /*
  * Populate a region and, if something is absent, have the host map what its page cache
  * has.  Returns what kvm_tdp_populate() does, or -EINTR.
@@ -71,7 +89,7 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 	if (fault && (p->mapped - mapped) - (p->installed - installed) <= 1)
 		return r;
 
-	cached = gtdp_map_page_cache(p->slot, start, end, fault);
+	cached = gtdp_map_wanted(p, start, end, fault);
 	if (!cached)
 		return r;
 
@@ -160,48 +178,29 @@ static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
 	return 0;
 }
 
-/* Those of the pages of a 2MiB region that are wanted: some runs of them. */
-static int gtdp_populate_wanted(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end, bool cached,
-				const unsigned long *wanted)
+/*
+ * What is wanted of one 2MiB region.  To map that on the host takes as long as eight
+ * scans do.
+ */
+static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end, bool cached)
 {
+	const gfn_t region_end = gtdp_region_end(*gfn, min(end, gtdp_slot_end(p->slot)));
 	const gfn_t base = round_down(*gfn, SPTE_ENT_PER_PAGE);
-	const gfn_t slot_end = min(end, gtdp_slot_end(p->slot));
-	int runs = cached ? 1 : GTDP_SCANS_PER_BATCH;
-	gfn_t run_end;
+	unsigned int run_end;
+	gfn_t start;
 	long n;
 
-	while (*gfn < slot_end && runs--) {
-		*gfn = base + find_next_bit(wanted, SPTE_ENT_PER_PAGE, *gfn - base);
-		if (*gfn >= slot_end)
-			break;
+	start = base + tdp_next_run(p, *gfn - base, region_end - base, &run_end);
 
-		run_end = base + find_next_zero_bit(wanted, SPTE_ENT_PER_PAGE, *gfn - base);
-		run_end = min(run_end, slot_end);
-		n = cached ? gtdp_populate_cached(p, *gfn, run_end, NULL) :
-			     kvm_tdp_populate(p, *gfn, run_end);
+	/* Don't make a page table for nothing. */
+	if (start < region_end) {
+		n = cached ? gtdp_populate_cached(p, start, region_end, NULL) :
+			     kvm_tdp_populate(p, start, region_end);
 		if (n < 0)
 			return n;
-
-		*gfn += n;
-		if (need_resched())
-			break;
 	}
 
-	*gfn = min(*gfn, slot_end);
-	return 0;
-}
-
-/* To map a region on the host takes as long as eight scans do. */
-static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
-{
-	const gfn_t slot_end = min(end, gtdp_slot_end(p->slot));
-	long n;
-
-	n = gtdp_populate_cached(p, *gfn, gtdp_region_end(*gfn, slot_end), NULL);
-	if (n < 0)
-		return n;
-
-	*gfn += n;
+	*gfn = region_end;
 	return 0;
 }
 
@@ -232,9 +231,9 @@ const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *
 
 /* For memslots can't go away: some of the range, from @gfn on, which moves forward. */
 static int gtdp_populate_batch(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end,
-			       const struct kvm_populate_memory *range,
-			       const unsigned long *wanted)
+			       const struct kvm_populate_memory *range)
 {
+	const bool cached = range->flags & KVM_POPULATE_PAGE_CACHE;
 	struct kvm *kvm = p->kvm;
 	gfn_t slot_end;
 
@@ -245,16 +244,12 @@ static int gtdp_populate_batch(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end
 
 	p->vma_end = 0;
 	p->slot = gtdp_find_slot(__kvm_memslots(kvm, range->as_id), gfn, end,
-				 wanted);
+				 p->wanted);
 	if (!p->slot)
-		return wanted ? 0 : -ENOENT;
+		return p->wanted ? 0 : -ENOENT;
 
-	if (wanted)
-		return gtdp_populate_wanted(p, gfn, end, range->flags & KVM_POPULATE_PAGE_CACHE,
-					    wanted);
-
-	if (range->flags & KVM_POPULATE_PAGE_CACHE)
-		return gtdp_populate_region(p, gfn, end);
+	if (p->wanted || cached)
+		return gtdp_populate_region(p, gfn, end, cached);
 
 	if (!(range->flags & KVM_POPULATE_ASYNC))
 		return gtdp_populate_slot(p, gfn, end);
@@ -283,7 +278,7 @@ static int gtdp_get_wanted(const struct kvm_populate_memory *range, gfn_t gfn, g
 	return 0;
 }
 
-/* Some of the pages of [@gfn, @end), which is in one 2MiB region, whose bits are set. */
+/* The pages of [@gfn, @end), which is in one 2MiB region, whose bits are set. */
 static int gtdp_populate_bitmap(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end,
 				const struct kvm_populate_memory *range)
 {
@@ -294,11 +289,15 @@ static int gtdp_populate_bitmap(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t en
 	if (r)
 		return r;
 
-	if (!bitmap_empty(wanted, SPTE_ENT_PER_PAGE))
-		return gtdp_populate_batch(p, gfn, end, range, wanted);
+	if (bitmap_empty(wanted, SPTE_ENT_PER_PAGE)) {
+		*gfn = end;
+		return 0;
+	}
 
-	*gfn = end;
-	return 0;
+	p->wanted = wanted;
+	r = gtdp_populate_batch(p, gfn, end, range);
+	p->wanted = NULL;
+	return r;
 }
 
 static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
@@ -325,7 +324,7 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 		if (range->flags & KVM_POPULATE_BITMAP)
 			r = gtdp_populate_bitmap(&p, &gfn, gtdp_region_end(gfn, end), range);
 		else
-			r = gtdp_populate_batch(&p, &gfn, end, range, NULL);
+			r = gtdp_populate_batch(&p, &gfn, end, range);
 		if (gfn > before)
 			retries = GTDP_RETRIES;
 

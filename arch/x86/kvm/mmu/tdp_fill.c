@@ -182,9 +182,23 @@ static unsigned int fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_pa
 	return nr_absent;
 }
 
+/* How many pages of [@start, @end), which is of one page table, are wanted. */
+unsigned int tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
+{
+	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i, run_end, nr = 0;
+
+	if (!p->wanted)
+		return end - start;
+
+	for_each_wanted_run(p, i, run_end, first, first + (end - start))
+		nr += run_end - i;
+
+	return nr;
+}
+
 /*
- * Fill [@start, @end) of a page table that no one else can see yet: plain
- * stores are enough, the compare-exchange that links it orders them.
+ * Fill what is wanted of [@start, @end) of a page table that no one else can see
+ * yet: plain stores are enough, the compare-exchange that links it orders them.
  * Returns the number of pages that were present.
  */
 unsigned int tdp_fill_table(struct kvm_tdp_populate *p,
@@ -192,14 +206,18 @@ unsigned int tdp_fill_table(struct kvm_tdp_populate *p,
 			    gfn_t start, gfn_t end)
 {
 	DECLARE_BITMAP(slow, SPTE_ENT_PER_PAGE) = {};
-	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i;
-	unsigned int stop = first + (end - start), nr_absent;
-	unsigned int first_slow = stop;
+	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i, run_end;
+	unsigned int stop = first + (end - start), nr_absent = 0, nr = 0;
+	unsigned int first_slow = stop, filled = 0;
 
-	memset64(spt, SHADOW_NONPRESENT_VALUE, first);
-	memset64(spt + stop, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE - stop);
-
-	nr_absent = fill_from_host(p, root, spt, first, stop, start, slow, &first_slow);
+	for_each_wanted_run(p, i, run_end, first, stop) {
+		memset64(spt + filled, SHADOW_NONPRESENT_VALUE, i - filled);
+		nr_absent += fill_from_host(p, root, spt, i, run_end, start + i - first,
+					    slow, &first_slow);
+		nr += run_end - i;
+		filled = run_end;
+	}
+	memset64(spt + filled, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE - filled);
 
 	i = first_slow;
 	for_each_set_bit_from(i, slow, stop) {
@@ -207,7 +225,7 @@ unsigned int tdp_fill_table(struct kvm_tdp_populate *p,
 		nr_absent += !is_shadow_present_pte(spt[i]);
 	}
 
-	return end - start - nr_absent;
+	return nr - nr_absent;
 }
 
 /*
@@ -345,22 +363,13 @@ static unsigned int fill_holes_from_host(struct kvm_tdp_populate *p, struct kvm_
 	return i;
 }
 
-/*
- * Fill the holes of a page table that is in use.  Everyone who changes SPTEs
- * with mmu_lock held for read does so by compare-exchange, and nobody waits
- * for a hole to stay one, so the only thing to respect is a frozen SPTE.
- * Stale MMIO SPTEs, left from before the memslot, are holes, too.
- */
-unsigned int tdp_fill_holes(struct kvm_tdp_populate *p,
-			    struct kvm_mmu_page *root, u64 *spt,
-			    gfn_t start, gfn_t end, unsigned int *installed)
+/* Fill the holes of [@first, @stop), of which the first page is @start. */
+static unsigned int fill_run_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+				   u64 *spt, unsigned int first, unsigned int stop,
+				   gfn_t start, unsigned int *installed)
 {
-	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1);
-	unsigned int stop = first + (end - start);
 	unsigned int nr_absent = 0, i, j, n;
 	struct slow_ptes slow;
-
-	*installed = 0;
 
 	for (i = first; i < stop; ) {
 		i = fill_holes_from_host(p, root, spt, i, stop, start + i - first, &slow,
@@ -385,19 +394,41 @@ unsigned int tdp_fill_holes(struct kvm_tdp_populate *p,
 		}
 	}
 
-	return end - start - nr_absent;
+	return stop - first - nr_absent;
 }
 
-/* No page is missing, or write-protected without need. */
-bool tdp_table_complete(const struct kvm_memory_slot *slot, const u64 *spt,
+/*
+ * Fill the holes, as far as they are wanted, of a page table that is in use.  Everyone
+ * who changes SPTEs with mmu_lock held for read does so by compare-exchange, and nobody
+ * waits for a hole to stay one, so the only thing to respect is a frozen SPTE.
+ * Stale MMIO SPTEs, left from before the memslot, are holes, too.
+ */
+unsigned int tdp_fill_holes(struct kvm_tdp_populate *p,
+			    struct kvm_mmu_page *root, u64 *spt,
+			    gfn_t start, gfn_t end, unsigned int *installed)
+{
+	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1);
+	unsigned int i, run_end, nr = 0;
+
+	*installed = 0;
+
+	for_each_wanted_run(p, i, run_end, first, first + (end - start))
+		nr += fill_run_holes(p, root, spt, i, run_end, start + i - first, installed);
+
+	return nr;
+}
+
+/* No page that is wanted is missing, or write-protected without need. */
+bool tdp_table_complete(const struct kvm_tdp_populate *p, const u64 *spt,
 			gfn_t start, gfn_t end)
 {
-	const u64 *sptep = spt + (start & (SPTE_ENT_PER_PAGE - 1));
-	const u64 *last = sptep + (end - start);
+	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i, run_end;
 
-	while (sptep < last) {
-		if (!is_spte_complete(slot, READ_ONCE(*sptep++)))
-			return false;
+	for_each_wanted_run(p, i, run_end, first, first + (end - start)) {
+		for ( ; i < run_end; i++) {
+			if (!is_spte_complete(p->slot, READ_ONCE(spt[i])))
+				return false;
+		}
 	}
 
 	return true;

@@ -21,6 +21,7 @@ static inline void tdp_fill_begin(struct kvm_tdp_populate *p)
 	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
 }
 
+unsigned int tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end);
 unsigned int tdp_fill_table(struct kvm_tdp_populate *p,
 			    struct kvm_mmu_page *root, u64 *spt,
 			    gfn_t start, gfn_t end);
@@ -29,7 +30,7 @@ void tdp_restore_writable(const struct kvm_memory_slot *slot, u64 *sptep,
 unsigned int tdp_fill_holes(struct kvm_tdp_populate *p,
 			    struct kvm_mmu_page *root, u64 *spt,
 			    gfn_t start, gfn_t end, unsigned int *installed);
-bool tdp_table_complete(const struct kvm_memory_slot *slot, const u64 *spt,
+bool tdp_table_complete(const struct kvm_tdp_populate *p, const u64 *spt,
 			gfn_t start, gfn_t end);
 
 #endif /* __KVM_X86_MMU_TDP_FILL_H */

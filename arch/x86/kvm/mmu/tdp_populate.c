@@ -68,6 +68,8 @@ enum scan_result {
 struct region {
 	gfn_t start;
 	gfn_t end;
+	/* The pages of it that are wanted. */
+	unsigned int nr;
 	/* What the host has at its start. */
 	struct host_mapping m;
 	/* The level to map at; the range that is mapped by one SPTE of that. */
@@ -156,7 +158,7 @@ static enum scan_result install_huge(struct kvm_tdp_populate *p, struct kvm_mmu_
 
 	r->leaf_level = iter->level;
 	r->installed = KVM_PAGES_PER_HPAGE(iter->level);
-	r->mapped = r->end - r->start;
+	r->mapped = r->nr;
 	return SCAN_DONE;
 }
 
@@ -190,7 +192,7 @@ static enum scan_result scan_spte(struct kvm_tdp_populate *p, struct tdp_iter *i
 		tdp_restore_writable(p->slot, rcu_dereference(iter->sptep),
 				     iter->old_spte);
 		r->leaf_level = iter->level;
-		r->mapped = r->end - r->start;
+		r->mapped = r->nr;
 		return SCAN_DONE;
 	}
 
@@ -201,8 +203,8 @@ static enum scan_result scan_spte(struct kvm_tdp_populate *p, struct tdp_iter *i
 
 	/* Nothing to fill?  That is quickly told. */
 	if ((r->level == PG_LEVEL_4K || child->nx_huge_page_disallowed) &&
-	    tdp_table_complete(p->slot, child->spt, r->start, r->end)) {
-		r->mapped = r->end - r->start;
+	    tdp_table_complete(p, child->spt, r->start, r->end)) {
+		r->mapped = r->nr;
 		return SCAN_DONE;
 	}
 
@@ -330,6 +332,7 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 		r->start = gfn;
 		r->end = min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) +
 				  KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
+		r->nr = tdp_nr_wanted(p, r->start, r->end);
 		if (!scan_host(p, r))
 			return SCAN_CHANGING;
 	}
@@ -341,16 +344,17 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 static void finish_region(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 			  struct region *r, gfn_t end)
 {
-	if (r->leaf_level > PG_LEVEL_2M) {
+	if (r->leaf_level > PG_LEVEL_2M && !p->wanted) {
 		r->end = min(end, iter->gfn + KVM_PAGES_PER_HPAGE(r->leaf_level));
-		r->mapped = r->end - r->start;
+		r->nr = r->end - r->start;
+		r->mapped = r->nr;
 	}
 
 	if (r->installed)
 		atomic64_add(r->leaf_level > PG_LEVEL_4K ? 1 : r->installed,
 			     &p->kvm->stat.tdp_populated[r->leaf_level - 1]);
 	trace_kvm_tdp_populate(p->slot->as_id, r->start, r->leaf_level,
-			       r->end - r->start, r->mapped, r->installed);
+			       r->nr, r->mapped, r->installed);
 
 	p->mapped += r->mapped;
 	p->installed += r->installed;
@@ -412,7 +416,7 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 			break;
 
 		finish_region(p, &iter, &r, end);
-		absent += r.end - r.start - r.mapped;
+		absent += r.nr - r.mapped;
 		gfn = r.end;
 
 		if (should_unlock(&iter, &r, ++scans))
@@ -568,7 +572,7 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 
 	/* What no vCPU can reach is not there. */
 	if (start >= nr_gfns) {
-		count_absent(p, end - start);
+		count_absent(p, p->wanted ? tdp_nr_wanted(p, start, end) : end - start);
 		return end - start;
 	}
 	end = min(end, nr_gfns);

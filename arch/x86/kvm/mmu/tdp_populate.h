@@ -19,6 +19,11 @@ struct kvm_tdp_populate {
 	union kvm_mmu_page_role role;
 	/* Nobody waits for it: leave memory to others, see may_charge(). */
 	bool background;
+	/*
+	 * The pages to map, by their place in their 2MiB region, which the range must
+	 * not go beyond; all of the range if NULL.  A huge page is mapped as a whole.
+	 */
+	const unsigned long *wanted;
 
 	/* Results in 4KiB pages, added up over all calls. */
 	u64 mapped;	/* mapped when scanned, whoever mapped it */
@@ -45,6 +50,26 @@ struct kvm_tdp_populate {
 	/* Writable SPTEs are subject to mmu_try_to_unsync_pages(). */
 	bool tracked;
 };
+
+/*
+ * Where in its page table the next run of pages that are wanted begins, from @i on, and
+ * ends; @stop if there is none up to there.
+ */
+static inline unsigned int tdp_next_run(const struct kvm_tdp_populate *p, unsigned int i,
+					unsigned int stop, unsigned int *end)
+{
+	*end = stop;
+	if (!p->wanted)
+		return i;
+
+	i = find_next_bit(p->wanted, stop, i);
+	*end = find_next_zero_bit(p->wanted, stop, i);
+	return i;
+}
+
+#define for_each_wanted_run(p, i, end, first, stop)			\
+	for (i = tdp_next_run(p, first, stop, &end); i < stop;		\
+	     i = tdp_next_run(p, end, stop, &end))
 
 long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end);
 void kvm_tdp_populate_end(struct kvm_tdp_populate *p);

@@ -105,6 +105,8 @@ static struct kvm_populate_memory populate_cached(struct kvm_vm *vm)
 static u64 count_faults(u64 features, enum gtdp_backing backing, u64 gpa,
 			     size_t offset)
 {
+	bool cached = features == GTDP_DEFAULT ? gtdp_enabled_by_default() :
+						 features & KVM_GLOBAL_TDP_PAGE_CACHE;
 	u64 faults;
 	struct env env;
 
@@ -112,8 +114,7 @@ static u64 count_faults(u64 features, enum gtdp_backing backing, u64 gpa,
 	fill_cache(&env.mem, 0, NR_PAGES, 1);
 	faults = gtdp_run(env.vcpu, GTDP_CHECK, gpa, NR_PAGES, HOST_TAG);
 
-	TEST_ASSERT_EQ(!!gtdp_vm_stat(env.vm, "tdp_page_cache"),
-		       !!(features & KVM_GLOBAL_TDP_PAGE_CACHE));
+	TEST_ASSERT_EQ(!!gtdp_vm_stat(env.vm, "tdp_page_cache"), cached);
 
 	/* What it writes is its own, or the file's. */
 	gtdp_run(env.vcpu, GTDP_STAMP, gpa, NR_PAGES, GUEST_TAG);
