@@ -47,24 +47,6 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 /* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
 #define GTDP_RETRIES		8
 
-/* Have the host map what its page cache has of what is wanted of a region. */
-static int gtdp_map_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
-			   const struct kvm_page_fault *fault)
-{
-	unsigned int first = start % SPTE_ENT_PER_PAGE, i, run_end;
-	int cached = 0, r;
-
-	for_each_wanted_run(p, i, run_end, first, first + (end - start)) {
-		r = gtdp_map_page_cache(p->slot, start + i - first, start + run_end - first,
-					fault);
-		if (r < 0)
-			return r;
-		cached |= r;
-	}
-
-	return cached;
-}
-
 /*
  * Populate a region and, if something is absent, have the host map what its page cache
  * has.  Returns what kvm_tdp_populate() does, or -EINTR.
@@ -89,7 +71,7 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 	if (fault && (p->mapped - mapped) - (p->installed - installed) <= 1)
 		return r;
 
-	cached = gtdp_map_wanted(p, start, end, fault);
+	cached = gtdp_map_page_cache(p, start, end, fault);
 	if (!cached)
 		return r;
 
@@ -178,29 +160,42 @@ static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
 	return 0;
 }
 
+/* Runs of pages that are wanted, per scan: they take as long as all of a region does. */
+#define GTDP_RUNS_PER_SCAN	32
+
 /*
- * What is wanted of one 2MiB region.  To map that on the host takes as long as eight
- * scans do.
+ * What is wanted of one 2MiB region, or some runs of that.  To map a region on the host
+ * takes as long as eight scans do.
  */
 static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end, bool cached)
 {
 	const gfn_t region_end = gtdp_region_end(*gfn, min(end, gtdp_slot_end(p->slot)));
 	const gfn_t base = round_down(*gfn, SPTE_ENT_PER_PAGE);
-	unsigned int run_end;
-	gfn_t start;
+	gfn_t start = region_end, stop = region_end;
+	unsigned int i, run_end, runs = 0;
 	long n;
 
-	start = base + tdp_next_run(p, *gfn - base, region_end - base, &run_end);
-
-	/* Don't make a page table for nothing. */
-	if (start < region_end) {
-		n = cached ? gtdp_populate_cached(p, start, region_end, NULL) :
-			     kvm_tdp_populate(p, start, region_end);
-		if (n < 0)
-			return n;
+	for_each_wanted_run(p, i, run_end, *gfn - base, region_end - base) {
+		if (!runs++)
+			start = base + i;
+		stop = base + run_end;
+		if (runs == GTDP_RUNS_PER_SCAN)
+			break;
 	}
 
-	*gfn = region_end;
+	/* Don't make a page table for nothing. */
+	if (!runs) {
+		*gfn = region_end;
+		return 0;
+	}
+
+	n = cached ? gtdp_populate_cached(p, start, stop, NULL) : kvm_tdp_populate(p, start, stop);
+	if (n < 0)
+		return n;
+
+	*gfn = start + n;
+	if (*gfn == stop && runs < GTDP_RUNS_PER_SCAN)
+		*gfn = region_end;
 	return 0;
 }
 

@@ -260,7 +260,7 @@ const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *
 					     gfn_t end, bool skip);
 
 /* Page cache */
-int gtdp_map_page_cache(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
+int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
 			const struct kvm_page_fault *fault);
 
 /* Harvest */

@@ -15,6 +15,7 @@
  */
 #include "global_tdp.h"
 #include "gtdp.h"
+#include "spte.h"
 
 #include <linux/folio_batch.h>
 #include <linux/mm.h>
@@ -36,7 +37,7 @@ MODULE_PARM_DESC(global_tdp_page_cache, "Let faults have the host map what its p
  * told, where the guest's faults would fail, or where to be mapped is to be locked.
  *
  * Nor after a guest's write to a private mapping: it may go on to write, and pages that
- * are mapped before they are written to take two faults each, instead of one.
+ * are mapped before they are written to take a zap and a flush each, too.
  */
 static bool gtdp_is_vma_cached(struct vm_area_struct *vma, const struct kvm_page_fault *fault)
 {
@@ -151,26 +152,13 @@ static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
 	return true;
 }
 
-/*
- * Have the host map what the page cache holds of [@start, @end).  Call it with the VM's
- * mm, and without mmu_lock.
- *
- * Returns 1 if more may be present than before, 0 if not, and -EINTR if the thread is
- * being killed.  For a guest's @fault, don't wait for mmap_lock.
- */
-int gtdp_map_page_cache(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
-			const struct kvm_page_fault *fault)
+/* With mmap_lock held for read: what the page cache holds of [@hva, @hva_end). */
+static bool gtdp_map_range(struct mm_struct *mm, unsigned long hva, unsigned long hva_end,
+			   const struct kvm_page_fault *fault)
 {
-	unsigned long hva = __gfn_to_hva_memslot(slot, start), next;
-	unsigned long hva_end = hva + ((end - start) << PAGE_SHIFT);
-	struct mm_struct *mm = current->mm;
 	struct vm_area_struct *vma;
-	int r = 0;
-
-	if (fault && (!READ_ONCE(global_tdp_page_cache) || !mmap_read_trylock(mm)))
-		return 0;
-	if (!fault && mmap_read_lock_killable(mm))
-		return -EINTR;
+	unsigned long next;
+	bool r = false;
 
 	for ( ; hva < hva_end; hva = next) {
 		vma = find_vma_intersection(mm, hva, hva_end);
@@ -181,6 +169,35 @@ int gtdp_map_page_cache(const struct kvm_memory_slot *slot, gfn_t start, gfn_t e
 		next = min3(hva_end, vma->vm_end, (hva & PMD_MASK) + PMD_SIZE);
 		if (gtdp_is_vma_cached(vma, fault))
 			r |= gtdp_map_cached(vma, hva, next, !fault);
+	}
+
+	return r;
+}
+
+/*
+ * Have the host map what the page cache holds of what is wanted of [@start, @end), which
+ * is of one region.  Call it with the VM's mm, and without mmu_lock.
+ *
+ * Returns 1 if more may be present than before, 0 if not, and -EINTR if the thread is
+ * being killed.  For a guest's @fault, don't wait for mmap_lock.
+ */
+int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
+			const struct kvm_page_fault *fault)
+{
+	unsigned int first = start % SPTE_ENT_PER_PAGE, i, run_end;
+	struct mm_struct *mm = current->mm;
+	unsigned long hva;
+	int r = 0;
+
+	if (fault && (!READ_ONCE(global_tdp_page_cache) || !mmap_read_trylock(mm)))
+		return 0;
+	if (!fault && mmap_read_lock_killable(mm))
+		return -EINTR;
+
+	for_each_wanted_run(p, i, run_end, first, first + (end - start)) {
+		hva = __gfn_to_hva_memslot(p->slot, start + i - first);
+		r |= gtdp_map_range(mm, hva, hva + ((unsigned long)(run_end - i) << PAGE_SHIFT),
+				    fault);
 	}
 
 	mmap_read_unlock(mm);

@@ -182,8 +182,8 @@ static unsigned int fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_pa
 	return nr_absent;
 }
 
-/* How many pages of [@start, @end), which is of one page table, are wanted. */
-unsigned int tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
+/* How many pages of [@start, @end) are wanted. */
+u64 tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 {
 	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i, run_end, nr = 0;
 

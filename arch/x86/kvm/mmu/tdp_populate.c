@@ -277,6 +277,20 @@ static enum scan_result build_table(struct kvm_tdp_populate *p, struct kvm_mmu_p
 	return SCAN_DONE;
 }
 
+/* Make @r end where its first run of pages that are wanted does, unless it does so. */
+static bool cut_to_run(const struct kvm_tdp_populate *p, struct region *r)
+{
+	unsigned int first = r->start & (SPTE_ENT_PER_PAGE - 1), run_end;
+
+	tdp_next_run(p, first, first + (r->end - r->start), &run_end);
+	if (run_end == first + (r->end - r->start))
+		return false;
+
+	r->end = r->start + run_end - first;
+	r->nr = tdp_nr_wanted(p, r->start, r->end);
+	return true;
+}
+
 /*
  * Map what can be mapped of @r by changing the SPTE at the iterator's position
  * or, if that has a table of 4KiB SPTEs, in there.
@@ -296,8 +310,14 @@ static enum scan_result populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu
 
 	usable = tdp_host_check_vma(p, __gfn_to_hva_memslot(p->slot, r->first),
 				    __gfn_to_hva_memslot(p->slot, r->last - 1) + PAGE_SIZE);
-	if (usable <= 0)
-		return usable ? SCAN_CHANGING : SCAN_DONE;
+	if (usable < 0)
+		return SCAN_CHANGING;
+	if (!usable) {
+		/* It may be nothing but what is not wanted that can't be mapped. */
+		if (!cut_to_run(p, r))
+			return SCAN_DONE;
+		return scan_host(p, r) ? populate_spte(p, root, iter, r) : SCAN_CHANGING;
+	}
 
 	/* Don't replace a table that the NX huge page mitigation made. */
 	if (iter->level <= r->level && !(r->child && r->child->nx_huge_page_disallowed))
@@ -344,9 +364,9 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 static void finish_region(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 			  struct region *r, gfn_t end)
 {
-	if (r->leaf_level > PG_LEVEL_2M && !p->wanted) {
+	if (r->leaf_level > PG_LEVEL_2M) {
 		r->end = min(end, iter->gfn + KVM_PAGES_PER_HPAGE(r->leaf_level));
-		r->nr = r->end - r->start;
+		r->nr = tdp_nr_wanted(p, r->start, r->end);
 		r->mapped = r->nr;
 	}
 
@@ -572,7 +592,7 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 
 	/* What no vCPU can reach is not there. */
 	if (start >= nr_gfns) {
-		count_absent(p, p->wanted ? tdp_nr_wanted(p, start, end) : end - start);
+		count_absent(p, tdp_nr_wanted(p, start, end));
 		return end - start;
 	}
 	end = min(end, nr_gfns);

@@ -107,7 +107,7 @@ static u64 count_faults(u64 features, enum gtdp_backing backing, u64 gpa,
 {
 	bool cached = features == GTDP_DEFAULT ? gtdp_enabled_by_default() :
 						 features & KVM_GLOBAL_TDP_PAGE_CACHE;
-	u64 faults;
+	u64 faults, copied;
 	struct env env;
 
 	TEST_ASSERT(create(&env, features, backing, gpa, offset), "No such memory");
@@ -116,10 +116,11 @@ static u64 count_faults(u64 features, enum gtdp_backing backing, u64 gpa,
 
 	TEST_ASSERT_EQ(!!gtdp_vm_stat(env.vm, "tdp_page_cache"), cached);
 
-	/* What it writes is its own, or the file's. */
-	gtdp_run(env.vcpu, GTDP_STAMP, gpa, NR_PAGES, GUEST_TAG);
+	/* What it writes is its own, or the file's: a fault copies a page, and maps the copy. */
+	copied = gtdp_run(env.vcpu, GTDP_STAMP, gpa, NR_PAGES, GUEST_TAG);
 	gtdp_check(env.mem.hva, NR_PAGES, GUEST_TAG);
 	if (backing == GTDP_FILE_PRIVATE) {
+		TEST_ASSERT(copied <= NR_PAGES, "%lu faults to write to pages", copied);
 		TEST_ASSERT(!madvise(env.mem.hva, MEM_SIZE, MADV_DONTNEED), "madvise()");
 		gtdp_run(env.vcpu, GTDP_CHECK, gpa, NR_PAGES, HOST_TAG);
 	}
@@ -175,12 +176,13 @@ static u64 count_write_faults(u64 features, enum gtdp_backing backing)
 	fill_cache(&env.mem, 0, NR_PAGES, 1);
 	faults = gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, GUEST_TAG);
 	gtdp_check(env.mem.hva, NR_PAGES, GUEST_TAG);
+	TEST_ASSERT_EQ(!!gtdp_vm_stat(env.vm, "tdp_page_cache"), backing == GTDP_MEMFD);
 
 	destroy(&env);
 	return faults;
 }
 
-/* In a private mapping, pages that were mapped before would take two faults each. */
+/* In a private mapping, pages that were mapped before would be zapped to be copied. */
 static bool test_written_first(void)
 {
 	TEST_ASSERT_EQ(count_write_faults(0, GTDP_FILE_PRIVATE), NR_PAGES);

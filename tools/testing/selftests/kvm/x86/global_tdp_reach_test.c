@@ -200,6 +200,12 @@ static bool test_absent_cached(void)
 static bool test_harvest(void)
 {
 	u64 bitmap[NR_PAGES / 64], i;
+	struct kvm_populate_memory sum, range = {
+		.gpa = FAR_GPA,
+		.size = MEM_SIZE,
+		.flags = KVM_POPULATE_BITMAP,
+		.bitmap = (uintptr_t)bitmap,
+	};
 	struct env env;
 
 	if (!(kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST))
@@ -217,6 +223,12 @@ static bool test_harvest(void)
 	TEST_ASSERT_EQ(gtdp_harvest(env.vm, 0, NEAR_GPA, MEM_SIZE, bitmap), MEM_SIZE);
 	for (i = 0; i < NR_PAGES; i++)
 		TEST_ASSERT(bitmap[i / 64] >> i % 64 & 1, "Page %lu", (unsigned long)i);
+
+	/* To be populated there is what is wanted only, and absent. */
+	bitmap[0] = 1;
+	TEST_ASSERT_EQ(gtdp_populate_on(env.vm, &range, &sum), 0);
+	TEST_ASSERT_EQ(sum.mapped, 0);
+	TEST_ASSERT_EQ(sum.absent, MEM_SIZE - 63 * PAGE_SIZE);
 
 	env_destroy(&env);
 	return true;
