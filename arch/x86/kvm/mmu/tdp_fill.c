@@ -106,13 +106,18 @@ static noinline unsigned int fill_plain(struct kvm_tdp_populate *p, u64 *spt,
 	return i;
 }
 
+static bool is_host_pte_present(const pte_t *ptep)
+{
+	return native_pte_val(READ_ONCE(*ptep)) & _PAGE_PRESENT;
+}
+
 /* Leave out PTEs for as long as they are absent, and return how many were. */
 static noinline unsigned int fill_absent(u64 *spt, const pte_t *ptep, unsigned long nr)
 {
 	unsigned long i;
 
 	for (i = 0; i < nr; i++) {
-		if (native_pte_val(READ_ONCE(ptep[i])) & _PAGE_PRESENT)
+		if (is_host_pte_present(ptep + i))
 			break;
 		spt[i] = SHADOW_NONPRESENT_VALUE;
 	}
@@ -156,9 +161,11 @@ static unsigned int fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_pa
 
 		for (j = 0; j < m.nr; j++) {
 			if (m.ptep) {
-				n = fill_absent(spt + i + j, m.ptep + j, m.nr - j);
-				nr_absent += n;
-				j += n;
+				if (!is_host_pte_present(m.ptep + j)) {
+					n = fill_absent(spt + i + j, m.ptep + j, m.nr - j);
+					nr_absent += n;
+					j += n;
+				}
 				j += fill_plain(p, spt + i + j, m.ptep + j, m.nr - j);
 			}
 			if (j == m.nr)
@@ -182,13 +189,9 @@ static unsigned int fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_pa
 	return nr_absent;
 }
 
-/* How many pages of [@start, @end) are wanted. */
-u64 tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
+unsigned int __tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 {
 	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i, run_end, nr = 0;
-
-	if (!p->wanted)
-		return end - start;
 
 	for_each_wanted_run(p, i, run_end, first, first + (end - start))
 		nr += run_end - i;
@@ -262,8 +265,7 @@ static noinline unsigned int skip_absent(const u64 *spt, const pte_t *ptep,
 	unsigned long i;
 
 	for (i = 0; i < nr; i++) {
-		if (READ_ONCE(spt[i]) != SHADOW_NONPRESENT_VALUE ||
-		    native_pte_val(READ_ONCE(ptep[i])) & _PAGE_PRESENT)
+		if (READ_ONCE(spt[i]) != SHADOW_NONPRESENT_VALUE || is_host_pte_present(ptep + i))
 			break;
 	}
 

@@ -21,7 +21,14 @@ static inline void tdp_fill_begin(struct kvm_tdp_populate *p)
 	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
 }
 
-u64 tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end);
+unsigned int __tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end);
+
+/* How many pages of [@start, @end) are wanted. */
+static inline u64 tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
+{
+	return p->wanted ? __tdp_nr_wanted(p, start, end) : end - start;
+}
+
 unsigned int tdp_fill_table(struct kvm_tdp_populate *p,
 			    struct kvm_mmu_page *root, u64 *spt,
 			    gfn_t start, gfn_t end);

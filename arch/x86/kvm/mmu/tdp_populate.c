@@ -62,6 +62,8 @@ enum scan_result {
 	SCAN_NO_TABLE,
 	/* Is just being changed by a zap, or by the host. */
 	SCAN_CHANGING,
+	/* Of the VMAs behind it, one is not usable. */
+	SCAN_UNUSABLE,
 };
 
 /* A 2MiB region, or the part of it that is asked for, that is scanned. */
@@ -277,20 +279,6 @@ static enum scan_result build_table(struct kvm_tdp_populate *p, struct kvm_mmu_p
 	return SCAN_DONE;
 }
 
-/* Make @r end where its first run of pages that are wanted does, unless it does so. */
-static bool cut_to_run(const struct kvm_tdp_populate *p, struct region *r)
-{
-	unsigned int first = r->start & (SPTE_ENT_PER_PAGE - 1), run_end;
-
-	tdp_next_run(p, first, first + (r->end - r->start), &run_end);
-	if (run_end == first + (r->end - r->start))
-		return false;
-
-	r->end = r->start + run_end - first;
-	r->nr = tdp_nr_wanted(p, r->start, r->end);
-	return true;
-}
-
 /*
  * Map what can be mapped of @r by changing the SPTE at the iterator's position
  * or, if that has a table of 4KiB SPTEs, in there.
@@ -310,14 +298,8 @@ static enum scan_result populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu
 
 	usable = tdp_host_check_vma(p, __gfn_to_hva_memslot(p->slot, r->first),
 				    __gfn_to_hva_memslot(p->slot, r->last - 1) + PAGE_SIZE);
-	if (usable < 0)
-		return SCAN_CHANGING;
-	if (!usable) {
-		/* It may be nothing but what is not wanted that can't be mapped. */
-		if (!cut_to_run(p, r))
-			return SCAN_DONE;
-		return scan_host(p, r) ? populate_spte(p, root, iter, r) : SCAN_CHANGING;
-	}
+	if (usable <= 0)
+		return usable ? SCAN_CHANGING : SCAN_UNUSABLE;
 
 	/* Don't replace a table that the NX huge page mitigation made. */
 	if (iter->level <= r->level && !(r->child && r->child->nx_huge_page_disallowed))
@@ -335,6 +317,20 @@ static void count_absent(struct kvm_tdp_populate *p, u64 nr)
 /* Regions, other than new page tables, per acquisition of mmu_lock. */
 #define SCANS_PER_LOCK	16
 
+/* Have @r end where its first run of pages that are wanted does, if it goes beyond. */
+static bool cut_to_run(const struct kvm_tdp_populate *p, struct region *r)
+{
+	unsigned int first = r->start & (SPTE_ENT_PER_PAGE - 1), run_end;
+
+	tdp_next_run(p, first, first + (r->end - r->start), &run_end);
+	if (run_end == first + (r->end - r->start))
+		return false;
+
+	r->end = r->start + run_end - first;
+	r->nr = tdp_nr_wanted(p, r->start, r->end);
+	return true;
+}
+
 /*
  * Map what can be mapped of the region at @gfn by what is at the iterator's position.
  * The first time, see what the host has of it.
@@ -344,6 +340,8 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 					struct tdp_iter *iter, struct region *r,
 					gfn_t gfn, gfn_t end)
 {
+	enum scan_result result;
+
 	/* A table on the way down was zapped, and the walk went past it. */
 	if (iter->gfn > gfn)
 		return SCAN_RACED;
@@ -357,7 +355,17 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 			return SCAN_CHANGING;
 	}
 
-	return populate_spte(p, root, iter, r);
+	for (;;) {
+		result = populate_spte(p, root, iter, r);
+		if (likely(result != SCAN_UNUSABLE))
+			return result;
+
+		/* It may be nothing but what is not wanted that can't be mapped. */
+		if (!cut_to_run(p, r))
+			return SCAN_DONE;
+		if (!scan_host(p, r))
+			return SCAN_CHANGING;
+	}
 }
 
 /* Once a region is dealt with, of which a leaf SPTE above may have mapped more. */
