@@ -50,7 +50,7 @@ guest has read all pages, write until it has written to one of {WRITE_STEP}; CPU
 it, the follower's and the guest's included, less what is waited. Cold: the file is read
 from a disk that takes no time, so real disks add theirs to the first touch or to prepare.
 The follower's prepare is mostly sleep. Each first write copies a page on the host, which
-zaps what was mapped: two faults a page, with and without population."""
+zaps what was mapped: two faults a page on stock, one with ours."""
 
 Run = Mapping[str, int | str]
 

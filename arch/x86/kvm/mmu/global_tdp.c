@@ -71,6 +71,7 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 	if (fault && (p->mapped - mapped) - (p->installed - installed) <= 1)
 		return r;
 
+	end = start + r;
 	cached = gtdp_map_page_cache(p, start, end, fault);
 	if (!cached)
 		return r;

@@ -320,9 +320,12 @@ static void count_absent(struct kvm_tdp_populate *p, u64 nr)
 /* Have @r end where its first run of pages that are wanted does, if it goes beyond. */
 static bool cut_to_run(const struct kvm_tdp_populate *p, struct region *r)
 {
-	unsigned int first = r->start & (SPTE_ENT_PER_PAGE - 1), run_end;
+	unsigned int first = r->start & (SPTE_ENT_PER_PAGE - 1), run, run_end;
 
-	tdp_next_run(p, first, first + (r->end - r->start), &run_end);
+	/* A walk begins with a page that is wanted. */
+	run = tdp_next_run(p, first, first + (r->end - r->start), &run_end);
+	KVM_MMU_WARN_ON(run != first);
+
 	if (run_end == first + (r->end - r->start))
 		return false;
 
@@ -586,8 +589,9 @@ static long populate_under_lock(struct kvm_tdp_populate *p, gfn_t start, gfn_t e
  * Map what the host has present from @start on, up to @end at the most.  The
  * range must be within p->slot.
  *
- * Returns the number of 4KiB pages that were dealt with, not less than those up
- * to the end of the 2MiB region that @start is in, or
+ * Returns the number of 4KiB pages that were dealt with, wanted or not, i.e. not less
+ * than those up to the end of the 2MiB region that @start is in or, if they are not all
+ * wanted, of the first run that are, or
  *   -EAGAIN the memslot or its mapping is just being changed, try later
  *   -ENOMEM no memory for page tables, or none that may be charged
  */
