@@ -254,7 +254,8 @@ static bool test_being_read(void)
 	}
 
 	found = gtdp_vm_stat(env.vm, "tdp_page_cache");
-	TEST_ASSERT(found >= nr / 4 && found < nr * 3 / 4, "%lu of %lu pages were found", found, nr);
+	TEST_ASSERT(found >= nr / 4 && found < nr * 3 / 4, "%lu of %lu pages were found",
+		    found, nr);
 
 	destroy(&env);
 	return true;
