@@ -68,8 +68,8 @@ _AT_MOST = {
     },
     "7.3": {
         "fault_around": (42, 8),
-        "populate": (23, 2.2),
-        "again": (10, 1.1),
+        "populate": (23, 2.3),
+        "again": (10, 1.2),
         "all": (44, 6),
         "none": (28, 3),
     },
