@@ -51,8 +51,10 @@ class Judge(unittest.TestCase):
         for case in bench.CASES:
             if not any(case.at_most):
                 continue
+            self.assertTrue(case.told, case.label)
             told = next(line.split("|") for line in lines if line.startswith(case.told))
             figures_told = told[1 + bench.columns_before() :]
+            self.assertGreaterEqual(len(figures_told), len(case.at_most), case.label)
             for limit, text in zip(case.at_most, figures_told, strict=False):
                 if limit is not None:
                     self.assertLessEqual(limit, 1.25 * float(text), case.label)

@@ -58,26 +58,23 @@ class Case:
     """How the row begins in which DOCUMENT has the figures."""
 
 
-_AT_MOST = {
-    "6.12": {
-        "fault_around": (40, 7),
-        "populate": (22, 2),
-        "again": (10, 1),
-        "all": (30, 5),
-        "none": (16, 3),
-    },
-    "7.3": {
-        "fault_around": (42, 8),
-        "populate": (23, 2.3),
-        "again": (10, 1.2),
-        "all": (44, 6),
-        "none": (28, 3),
-    },
-}[VERSION]
-"""Targets are the figures of DOCUMENT, rounded up; what a harvest takes of 7.3, which Debian
-builds to check the bounds of arrays, is no goal met."""
+_AT_MOST: dict[str, dict[str, tuple[float, float]]] = {
+    "fault_around": {"6.12": (40, 7), "7.3": (42, 8)},
+    "populate": {"6.12": (22, 2), "7.3": (23, 2.3)},
+    "populate_again": {"6.12": (10, 1), "7.3": (10, 1.2)},
+    "populate_runs": {"6.12": (48, 14), "7.3": (49, 15)},
+    "harvest_all": {"6.12": (30, 5), "7.3": (44, 6)},
+    "harvest_none": {"6.12": (16, 2.2), "7.3": (28, 2.3)},
+}
+"""Targets, by the name of the case, are the figures of DOCUMENT, rounded up; what a harvest
+takes of 7.3, which Debian builds to check the bounds of arrays, is no goal met."""
 
 _OVER_STOCK = {"6.12": 0.5, "7.3": 0.6}[VERSION]
+
+
+def _at_most(name: str, label: str, told: str) -> Case:
+    return Case(name, label, at_most=_AT_MOST[name][VERSION], told=told)
+
 
 CASES = (
     Case("touch", "touch, stock modules", stock=True, told="stock: a vCPU's first touch"),
@@ -91,18 +88,13 @@ CASES = (
         over_stock=_OVER_STOCK,
         told="`KVM_PRE_FAULT_MEMORY`, the",
     ),
-    Case(
-        "fault_around",
-        "touch, fault-around",
-        at_most=_AT_MOST["fault_around"],
-        told="first touch with",
-    ),
-    Case("populate", "populate", at_most=_AT_MOST["populate"], told="`KVM_POPULATE_MEMORY`"),
+    _at_most("fault_around", "touch, fault-around", "first touch with"),
+    _at_most("populate", "populate", "`KVM_POPULATE_MEMORY`"),
     Case("populate_touch", "populate, then touch", faults_at_most=1),
-    Case("populate_again", "populate again", at_most=(10, 1), told="looking at"),
-    Case("populate_runs", "populate by a bitmap, half of it in runs of 8"),
-    Case("harvest_all", "harvest, all was accessed", at_most=_AT_MOST["all"]),
-    Case("harvest_none", "harvest, nothing was", at_most=_AT_MOST["none"]),
+    _at_most("populate_again", "populate again", "looking at"),
+    _at_most("populate_runs", "populate by a bitmap, half of it in runs of 8", "half of it,"),
+    _at_most("harvest_all", "harvest, all was accessed", "`KVM_HARVEST_ACCESSED`, all"),
+    _at_most("harvest_none", "harvest, nothing was", "`KVM_HARVEST_ACCESSED`, none"),
 )
 
 SPREAD = 0.002

@@ -161,7 +161,7 @@ static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
 	return 0;
 }
 
-/* Runs of pages that are wanted, per scan: they take as long as all of a region does. */
+/* Runs of pages that are wanted, per scan: they take less than twice as long as a region. */
 #define GTDP_RUNS_PER_SCAN	32
 
 /*

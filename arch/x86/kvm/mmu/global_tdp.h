@@ -118,7 +118,8 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 static inline void kvm_gtdp_fault_around(struct kvm_vcpu *vcpu,
 					 struct kvm_page_fault *fault, int r)
 {
-	if (unlikely(vcpu->kvm->arch.gtdp) && r == RET_PF_FIXED)
+	/* Someone else, e.g. the follower, may have been faster with the page itself. */
+	if (unlikely(vcpu->kvm->arch.gtdp) && (r == RET_PF_FIXED || r == RET_PF_SPURIOUS))
 		__kvm_gtdp_fault_around(vcpu, fault);
 }
 

@@ -68,9 +68,28 @@ static void check_giant(struct env *env)
 	check(env, GUEST_TAG);
 }
 
+/* Of a bitmap, it counts as the pages that were wanted. */
+static void populate_some(struct env *env)
+{
+	u64 bitmap = BIT_ULL(3) | BIT_ULL(5);
+	struct kvm_populate_memory sum, range = {
+		.gpa = GTDP_GPA + SZ_4M,
+		.size = SZ_256K,
+		.flags = KVM_POPULATE_BITMAP,
+		.bitmap = (uintptr_t)&bitmap,
+	};
+
+	TEST_ASSERT_EQ(gtdp_populate_on(env->vm, &range, &sum), 0);
+	TEST_ASSERT_EQ(sum.mapped, 2 * PAGE_SIZE);
+	TEST_ASSERT_EQ(sum.absent, 0);
+}
+
 /* A part of it will do to have all of it mapped. */
 static void populate(struct env *env, u64 nr_populated)
 {
+	populate_some(env);
+	populate_some(env);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "tdp_populated_1g"), nr_populated);
 	gtdp_populate_full(env->vm, GTDP_GPA + SZ_4M, PAGE_SIZE);
 	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "tdp_populated_1g"), nr_populated);
 	gtdp_populate_full(env->vm, GTDP_GPA, MEM_SIZE);

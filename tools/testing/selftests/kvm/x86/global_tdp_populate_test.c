@@ -495,7 +495,7 @@ static bool test_zero_page(enum gtdp_backing backing)
 {
 	const u64 half = NR_PAGES / 2;
 	struct env env;
-	u64 pfn;
+	u64 pfn, faults;
 
 	env_create(&env, backing, 0);
 	check_zero(env.mem.hva, NR_PAGES);
@@ -510,7 +510,9 @@ static bool test_zero_page(enum gtdp_backing backing)
 	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
 	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
 	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK_ZERO, GTDP_GPA, NR_PAGES, 0), 0);
-	gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, half, GUEST_TAG);
+	faults = gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, half, GUEST_TAG);
+	if (backing == GTDP_ANON)
+		TEST_ASSERT_EQ(faults, half);
 	gtdp_check(env.mem.hva, half, GUEST_TAG);
 	check_zero(env.mem.hva + half * PAGE_SIZE, NR_PAGES - half);
 
