@@ -48,8 +48,8 @@ selftests: $(stamp) ## build KVM's selftests, static, into build/selftests
 check: $(stamp) ## run the series' tests on NPT, global_tdp=1, but seven; under two minutes [TESTS='global_tdp_api_test ...' CHECKED=1]
 	@$(lab) check --tests "$$TESTS" $(if $(CHECKED),--checked)
 
-test: $(stamp) ## run every test: the series' on NPT and EPT, the kernel's own against stock modules
-	@$(lab) test --tests "$$TESTS"
+test: $(stamp) ## run every test: the series' on NPT and EPT, the kernel's own against stock modules; those on NPT of 7.3, too
+	@$(lab) test --tests "$$TESTS" $(ARGS)
 
 stress: $(stamp) ## race everything with everything for ten minutes [ARGS='--seconds 60 --seed 1 --machine default']
 	@$(lab) stress $(ARGS)

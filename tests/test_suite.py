@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import tempfile
 import threading
 import unittest
 from collections import Counter
@@ -230,6 +231,15 @@ class Order(unittest.TestCase):
 
         return suite.Step(title, do, **more)
 
+    def run_all(self, steps: Sequence[suite.Step]) -> int:
+        return report.show(suite._run(steps, build=True))
+
+    def test_what_keeps_all_cpus_busy_waits_for_the_others(self) -> None:
+        steps = [self.step("last", last=True), self.step("long", minutes=7), self.step("short")]
+        with mock.patch.object(suite.modules, "build"):
+            self.assertEqual(self.run_all(steps), 0)
+        self.assertEqual(self.done[-1], "last")
+
     def test_long_ones_go_on_while_those_with_assertions_are_built(self) -> None:
         built = threading.Event()
         steps = [self.step("checked", checked=True), self.step("long", built, minutes=7)]
@@ -240,7 +250,7 @@ class Order(unittest.TestCase):
                 built.set()
 
         with mock.patch.object(suite.modules, "build", build):
-            self.assertEqual(suite._run(steps, build=True), 0)
+            self.assertEqual(self.run_all(steps), 0)
         self.assertEqual(self.done[:2], ["build, False", "build, True"])
         self.assertEqual(set(self.done[2:]), {"checked", "long"})
 
@@ -266,12 +276,46 @@ class Order(unittest.TestCase):
         steps = [self.step("short", checked=True), self.step("long", stopping, minutes=7)]
         wrong = LabError("no compiler")
         with mock.patch.object(suite.modules, "build", side_effect=wrong):
-            self.assertEqual(suite._run(steps, build=True), 1)
+            self.assertEqual(self.run_all(steps), 1)
         self.assertEqual(self.done, [])
         stopping.clear()
         with mock.patch.object(suite.modules, "build", side_effect=(None, wrong)):
-            self.assertEqual(suite._run(steps, build=True), 1)
+            self.assertEqual(self.run_all(steps), 1)
         self.assertEqual(self.done, ["long"])
+
+
+class Newer(unittest.TestCase):
+    """Another series' tests, by a process of its own."""
+
+    def setUp(self) -> None:
+        self.build = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(mock.patch.object(suite, "BUILD", self.build))
+        self.part = Part("Linux 7.3")
+
+    def test_what_came_of_it_is_shown_here(self) -> None:
+        found = [
+            Part("npt", [Outcome("a", PASSED, 1.5, parts=("b",)), Outcome("c", SKIPPED)], 2),
+            Part("build", [Outcome("d", FAILED, reason="late", output="log")]),
+        ]
+
+        def make(command: Sequence[str], **_: object) -> mock.Mock:
+            self.assertIn("SERIES=7.3", command)
+            file = command[-1].partition("--outcomes ")[2]
+            report.save(Path(file), found)
+            return mock.Mock(returncode=0)
+
+        with mock.patch.object(suite.subprocess, "run", make):
+            suite._newer("7.3", [])(self.part)
+        self.assertEqual(self.part.outcomes, [each for part in found for each in part.outcomes])
+
+    def test_nothing_is_told_is_a_failure(self) -> None:
+        (self.build / "outcomes-7.3.json").write_text("[]")
+        done = mock.Mock(returncode=2)
+        with (
+            mock.patch.object(suite.subprocess, "run", return_value=done),
+            self.assertRaisesRegex(LabError, "SERIES=7.3 ended with status 2"),
+        ):
+            suite._newer("7.3", [])(self.part)
 
 
 class Died(unittest.TestCase):

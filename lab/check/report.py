@@ -1,9 +1,12 @@
 """Show results: a table for each part, the words of what failed, and the last line."""
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -20,6 +23,23 @@ class Part:
     title: str
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0
+
+
+def save(path: Path, parts: Sequence[Part]) -> None:
+    """Write the results where load() reads them."""
+    path.write_text(json.dumps([asdict(part) for part in parts]))
+
+
+def load(path: Path) -> list[Part]:
+    """Return the results that save() wrote."""
+    return [
+        Part(each["title"], [_outcome(**of) for of in each["outcomes"]], each["seconds"])
+        for each in json.loads(path.read_text())
+    ]
+
+
+def _outcome(*, state: str, parts: Sequence[str], **rest: Any) -> Outcome:  # noqa: ANN401
+    return Outcome(state=State(state), parts=tuple(parts), **rest)
 
 
 def show(parts: Sequence[Part]) -> int:

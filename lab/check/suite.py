@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
+from pathlib import Path
 
 from lab.check import compare, machines, report, sparse, tests
 from lab.check.machines import Report
@@ -23,13 +24,16 @@ from lab.check.tests import Test
 from lab.error import LabError
 from lab.machine import runs
 from lab.make import hostcheck, modules, probes, restore, selftests
-from lab.paths import ROOT, VENV_BIN
+from lab.paths import BUILD, ROOT, VENV_BIN, VERSION, VERSIONS
 from lab.shell import console
 from lab.source import copies, tree
 
-PARTS = ("lint", "unit", "npt", "ept", "tools", "host", "stock")
+PARTS = ("lint", "unit", "npt", "ept", "tools", "host", "stock", "newer")
 ASKED_FOR = ("tools", "host")
 """Parts that are left out unless they are named: make test-tools, make test-host-check."""
+OF_NEWER = ("lint", "unit", "npt")
+"""Those that are run of newer series, too: what leaves time for others on the same day."""
+
 OFF, ON = "global_tdp=0", "global_tdp=1"
 SHARED = "shared_mmu_lock=1"
 STOCK = "stock modules"
@@ -56,6 +60,9 @@ class Step:
     checked: bool = False
     """True: it takes modules with assertions, which are built while others run already."""
 
+    last: bool = False
+    """True: it keeps all CPUs busy by itself."""
+
     minutes: int = 0
     """About, on two idle CPUs, as the longest go first; 0: one or two."""
 
@@ -71,6 +78,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
     parser.add_argument("--no-build", action="store_true", help="take what is built")
+    text = "write what came of it there, for another process to show"
+    parser.add_argument("--outcomes", type=Path, metavar="FILE", help=text)
 
 
 def configure_check(parser: argparse.ArgumentParser) -> None:
@@ -109,10 +118,18 @@ def run(args: argparse.Namespace) -> int:
         "tools": [Step(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
         "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
         "stock": _own_tests(),
+        "newer": [
+            Step(f"Linux {version}: {', '.join(OF_NEWER)}", _newer(version, wanted), last=True)
+            for version in VERSIONS[VERSIONS.index(VERSION) + 1 :]
+        ],
     }
     only = args.only or [name for name in PARTS if name not in ASKED_FOR]
     chosen = [step for name in PARTS if name in only for step in steps[name]]
-    return _run(chosen, build=not args.no_build, wanted=wanted)
+    parts = _run(chosen, build=not args.no_build, wanted=wanted)
+    if args.outcomes:
+        report.save(args.outcomes, parts)
+        return 0
+    return report.show(parts)
 
 
 def check(args: argparse.Namespace) -> int:
@@ -133,10 +150,12 @@ def check(args: argparse.Namespace) -> int:
             )
             for lane in range(_LANES)
         ]
-    return _run(steps, build=True, wanted=wanted)
+    return report.show(_run(steps, build=True, wanted=wanted))
 
 
-def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> int:
+def _run(
+    steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()
+) -> Sequence[Part]:
     """Build and do the steps, the longest first, those that find all built before others."""
     building = Part("build")
     parts = {step.title: Part(step.title) for step in steps}
@@ -154,13 +173,13 @@ def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> i
 
     # Those look at it, too.
     if build and not built(tree.ensure):
-        return report.show([building, *parts.values()])
+        return [building, *parts.values()]
     # Unit tests change what all threads share.
     for step in steps:
         if step.alone:
             do(step)
     inorder = sorted(
-        (step for step in steps if not step.alone),
+        (step for step in steps if not (step.alone or step.last)),
         key=lambda step: -step.minutes,
     )
     first = [step for step in inorder if step.minutes and not step.checked]
@@ -177,7 +196,10 @@ def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> i
         jobs += [pool.submit(do, step) for step in inorder if ready and step not in first]
         for job in jobs:
             job.result()
-    return report.show([*([] if ready else [building]), *parts.values()])
+    for step in steps:
+        if step.last:
+            do(step)
+    return [*([] if ready else [building]), *parts.values()]
 
 
 @contextmanager
@@ -240,6 +262,24 @@ class _Recorder(unittest.TextTestResult):
         state = State.FAILED if wrong else State.PASSED
         name = test.id().removeprefix("tests.")
         self.outcomes.append(Outcome(name, state, output="\n".join(wrong)))
+
+
+def _newer(version: str, wanted: Sequence[str]) -> Do:
+    """Of another series, by a process of its own, as each knows one."""
+
+    def step(part: Part) -> None:
+        outcomes = BUILD / f"outcomes-{version}.json"
+        outcomes.unlink(missing_ok=True)
+        only = " ".join(f"--only {name}" for name in OF_NEWER)
+        variables = (f"SERIES={version}", "KVER=", f"TESTS={' '.join(wanted)}")
+        arguments = f"ARGS={only} --outcomes {outcomes}"
+        command = ("make", "--no-print-directory", "test", *variables, arguments)
+        status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+        if not outcomes.exists():
+            raise LabError(f"make test SERIES={version} ended with status {status}, see above")
+        part.outcomes += (outcome for of in report.load(outcomes) for outcome in of.outcomes)
+
+    return step
 
 
 def _share(lane: int, *, checked: bool) -> Do:
