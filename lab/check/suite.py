@@ -153,9 +153,7 @@ def check(args: argparse.Namespace) -> int:
     return report.show(_run(steps, build=True, wanted=wanted))
 
 
-def _run(
-    steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()
-) -> Sequence[Part]:
+def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> Sequence[Part]:
     """Build and do the steps, the longest first, those that find all built before others."""
     building = Part("build")
     parts = {step.title: Part(step.title) for step in steps}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lab import shell
 from lab.demo import guest, plot, report
-from lab.demo.config import BACKENDS, FILE, MODES, NEW_MODES, Demo, Job
+from lab.demo.config import BACKENDS, HANDED_OVER, MODES, NEW_MODES, Demo, Job
 from lab.error import LabError
 from lab.machine import npt
 from lab.make import modules
@@ -22,7 +22,7 @@ DIRECTORY = BUILD / "demo"
 
 QEMU = "qemu-system-x86_64"
 NEWER = Qemu("qemu13")
-"""That of Debian 13, to be compared with the same with patches."""
+"""That of Debian 13, for what QEMU has learnt since, and beside the same with patches."""
 
 _BOOT_SECONDS = npt.BOOT_SECONDS + 480
 """The guest boots, too, and is stored."""
@@ -63,10 +63,9 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"--runs {args.runs}: 1 or more")
     if args.dirty_ring not in (0, *RINGS):
         raise LabError(f"--dirty-ring {args.dirty_ring}: one of {', '.join(map(str, RINGS))}")
-    if args.mode in NEW_MODES and not args.qemu:
-        raise LabError(f"--mode {args.mode}: {QEMU} is too old; with --qemu, Debian 13's runs")
-    if args.mode == "cpr" and args.backend != "both":
-        raise LabError("--backend: in CPR, a file is handed over, and nothing else")
+    handed_over = HANDED_OVER.get(args.mode)
+    if handed_over and args.backend not in ("both", handed_over):
+        raise LabError(f"--backend: {args.mode} hands over a {handed_over}, and nothing else")
     if args.stock and args.qemu:
         raise LabError("--stock: Debian's KVM has nothing that --qemu could turn on")
     for program in (QEMU, "qemu-img", "gcc", "cpio"):
@@ -133,14 +132,17 @@ def _is_patched(program: str) -> bool:
 
 def _job(args: argparse.Namespace) -> Job:
     backends = list(BACKENDS) if args.backend == "both" else [args.backend]
+    if handed_over := HANDED_OVER.get(args.mode):
+        backends = [handed_over]
+    newer = args.qemu or args.mode in NEW_MODES
     return Job(
         mode=args.mode,
-        backends=[FILE] if args.mode == "cpr" else backends,
+        backends=backends,
         mem_mib=args.mem,
         runs=args.runs,
         kernel=str(debian.kernel().image),
         initramfs=str(guest.build(DIRECTORY / "guest")),
-        qemu=str(NEWER.program()) if args.qemu else QEMU,
+        qemu=str(NEWER.program()) if newer else QEMU,
         patched=args.qemu or "",
         firmware=[str(path) for path in NEWER.firmware] if args.qemu else [],
         toggle=args.toggle,

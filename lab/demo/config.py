@@ -9,9 +9,12 @@ BACKENDS = ("memfd", "anon")
 FILE = "file"
 """The back end of CPR, which hands over a file and not what is in it."""
 
-MODES = ("precopy", "postcopy", "multifd", "savevm", "mapped-ram", "cpr")
-NEW_MODES = ("mapped-ram", "cpr")
-"""Those that the QEMU of Debian 12 does not have."""
+MODES = ("precopy", "postcopy", "multifd", "savevm", "mapped-ram", "cpr", "cpr-transfer")
+NEW_MODES = ("mapped-ram", "cpr", "cpr-transfer")
+"""Those that the QEMU of Debian 12 does not have: Debian 13's runs in them."""
+
+HANDED_OVER = {"cpr": FILE, "cpr-transfer": "memfd"}
+"""The memory that a mode can have, where it has no choice."""
 
 OFF, ON = "off", "on"
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from lab.demo import kvm
-from lab.demo.config import OFF, ON, Case, Demo
+from lab.demo.config import HANDED_OVER, OFF, ON, Case, Demo
 from lab.demo.vm import BUSY, REFUSED, TOLD
 from lab.demo.watch import WINDOW
 from lab.show import stdout
@@ -177,7 +177,8 @@ def _lacks_hints(demo: Demo, case: Case) -> bool:
     """Whether a QEMU with patches did not do what they are for; in CPR, no page arrives."""
     if case.hints is None:
         return False
-    return bool(case.hints.get(REFUSED)) or (demo.mode != "cpr" and not case.hints[TOLD])
+    told = case.hints[TOLD] or demo.mode in HANDED_OVER
+    return bool(case.hints.get(REFUSED)) or not told
 
 
 def _downtime(pair: Pair) -> str | None:

@@ -4,6 +4,8 @@ The guest is booted once, and stored: each case begins with it as it was then.
 """
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 from lab.demo import kvm, stamps
@@ -24,7 +26,10 @@ _CAPABILITIES = {
     "multifd": ("multifd",),
     "mapped-ram": ("mapped-ram",),
     "cpr": ("x-ignore-shared",),
+    "cpr-transfer": ("x-ignore-shared",),
 }
+_CPR = {"cpr": "cpr-reboot", "cpr-transfer": "cpr-transfer"}
+"""QEMU's names of what is done to a QEMU in place."""
 
 
 async def store(at: Setting) -> None:
@@ -53,7 +58,12 @@ async def store(at: Setting) -> None:
 
 async def run(at: Setting, case: Case) -> None:
     """Fill in `case`; VmError if a guest or a migration fails."""
-    how = {"savevm": _restore, "mapped-ram": _restore, "cpr": _hand_over}
+    how = {
+        "savevm": _restore,
+        "mapped-ram": _restore,
+        "cpr": _hand_over,
+        "cpr-transfer": _transfer,
+    }
     bring = how.get(at.job.mode, _migrate)
     with kvm.tracing():
         before = kvm.sec_pagetables_kib()
@@ -100,6 +110,42 @@ async def _hand_over(at: Setting, case: Case) -> None:
         case.sec_pagetables_kib = kvm.sec_pagetables_kib()
 
 
+async def _transfer(at: Setting, case: Case) -> None:
+    """Have another QEMU go on with the memfd that is the guest's memory."""
+    channels = [_channel(kind, at) for kind in ("main", "cpr")]
+    incoming = [f"-incoming={json.dumps(channel)}" for channel in channels]
+    async with Vm("source", at, _WAITS) as source:
+        await _load(source, _uri(at, "cat"))
+        at.progress.now("the stored guest runs")
+        await _enable(source, at)
+        try:
+            # The other one does not speak before it has been sent the memfd.
+            async with asyncio.TaskGroup() as group:
+                sent = group.create_task(_send(source, at, channels))
+                async with Vm("destination", at, *incoming, "-S") as destination:
+                    case.migration = await sent
+                    await source.end()
+                    async with Watch(destination) as watch:
+                        await _go_on(destination)
+                        await _look(case, destination, watch, toggle=at.job.toggle)
+                    case.sec_pagetables_kib = kvm.sec_pagetables_kib()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+
+async def _listened(channels: list[dict[str, Any]]) -> None:
+    """Wait until there is somebody at the last of the channels."""
+    path = Path(channels[-1]["addr"]["path"])
+    while not path.exists():
+        await asyncio.sleep(0.05)
+
+
+def _channel(kind: str, at: Setting) -> dict[str, Any]:
+    path = str(at.directory / kind)
+    address = {"transport": "socket", "type": "unix", "path": path}
+    return {"channel-type": kind, "addr": address}
+
+
 async def _restore(at: Setting, case: Case) -> None:
     """Have the destination itself read what was stored."""
     more = [*_drive(at), "-S", f"-loadvm={_SNAPSHOT}"]
@@ -131,13 +177,18 @@ async def _enable(vm: Vm, at: Setting) -> None:
     names = _CAPABILITIES.get(at.job.mode, ())
     wanted = [{"capability": name, "state": True} for name in names]
     await vm.do("migrate_set_capabilities", capabilities=wanted)
-    if at.job.mode == "cpr":
-        await vm.do("migrate_set_parameters", mode="cpr-reboot")
+    if at.job.mode in _CPR:
+        await vm.do("migrate_set_parameters", mode=_CPR[at.job.mode])
 
 
 async def _load(vm: Vm, uri: str) -> None:
     """Have a guest go on that was stored."""
     await vm.do("migrate_incoming", uri=uri)
+    await _go_on(vm)
+
+
+async def _go_on(vm: Vm) -> None:
+    """Have a guest go on once all of it is there."""
     for _ in range(MIGRATE_SECONDS * 10):
         status = (await vm.do("query_status"))["status"]
         if status == "paused":
@@ -151,11 +202,15 @@ async def _load(vm: Vm, uri: str) -> None:
 
 
 async def _send(
-    source: Vm, at: Setting, uri: str, destination: Vm | None = None
+    source: Vm, at: Setting, uri: str | list[dict[str, Any]], destination: Vm | None = None
 ) -> dict[str, Any]:
-    """Migrate to somewhere; return what query-migrate says in the end."""
+    """Migrate to somewhere, by channels perhaps; return what query-migrate says in the end."""
     await source.do("migrate_set_parameters", max_bandwidth=_BANDWIDTH)
-    await source.do("migrate", uri=uri)
+    if isinstance(uri, str):
+        await source.do("migrate", uri=uri)
+    else:
+        await _listened(uri)
+        await source.do("migrate", channels=uri)
     info: dict[str, Any] = {"status": "none"}
     switched = at.job.mode != "postcopy" or not destination
     for _ in range(MIGRATE_SECONDS * 20):

@@ -125,6 +125,10 @@ class Vm:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.end()
+
+    async def end(self) -> None:
+        """End QEMU, as a power cut does."""
         with contextlib.suppress(QMPError, EOFError, OSError):
             await self._qmp.disconnect()
         with contextlib.suppress(ProcessLookupError):
@@ -260,4 +264,5 @@ def _memory(setting: Setting) -> list[str]:
         "file": f"memory-backend-file,share=on,prealloc=on,mem-path={file}",
     }
     ram = f"{kind[setting.backend]},id=pc.ram,size={setting.job.mem_mib}M"
-    return [f"-object={ram}", "-machine=q35,memory-backend=pc.ram"]
+    shared = ",aux-ram-share=on" * (setting.job.mode == "cpr-transfer")
+    return [f"-object={ram}", f"-machine=q35,memory-backend=pc.ram{shared}"]
