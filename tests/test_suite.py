@@ -598,6 +598,14 @@ class Recorder(unittest.TestCase):
 
         self.assertEqual(self._states(Case), [State.FAILED])
 
+    def test_a_skip_is_no_pass(self) -> None:
+        @unittest.skip("not of this series")
+        class Case(unittest.TestCase):
+            def test_it(self) -> None:
+                pass
+
+        self.assertEqual(self._states(Case), [State.SKIPPED])
+
     def test_a_class_that_fails_is_a_failure(self) -> None:
         """Though no test of it has begun."""
 

@@ -257,9 +257,10 @@ class _Recorder(unittest.TextTestResult):
             for failed, text in (*self.failures, *self.errors)
             if getattr(failed, "test_case", failed) is test
         ]
-        state = State.FAILED if wrong else State.PASSED
+        why = next((reason for skipped, reason in self.skipped if skipped is test), "")
+        state = State.FAILED if wrong else State.SKIPPED if why else State.PASSED
         name = test.id().removeprefix("tests.")
-        self.outcomes.append(Outcome(name, state, output="\n".join(wrong)))
+        self.outcomes.append(Outcome(name, state, reason=why, output="\n".join(wrong)))
 
 
 def _newer(version: str, wanted: Sequence[str]) -> Do:
