@@ -47,10 +47,10 @@ _OURS_ONLY = ("around", "populate", "follow")
 NOTE = f"""\
 Instructions per 4 KiB page: prepare is from mmap() to the first KVM_RUN, check until the
 guest has read all pages, write until it has written to one of {WRITE_STEP}; CPU is the whole of
-it, the follower's and the guest's included, less what is waited. Cold: the file is read
-from a disk that takes no time, so real disks add theirs to the first touch or to prepare.
-The follower's prepare is mostly sleep. Each first write copies a page on the host, which
-zaps what was mapped: two faults a page on stock, one with ours."""
+it, the follower's and the guest's included, less what is waited; faults are those of check and
+of write. Cold: the file is read from a disk that takes no time, so real disks add theirs to
+the first touch or to prepare. The follower's prepare is mostly sleep. Each first write copies
+a page on the host, which zaps what was mapped: two faults a page on stock, one with ours."""
 
 Run = Mapping[str, int | str]
 
@@ -119,7 +119,7 @@ def show(runs: Sequence[Run], titles: Mapping[str, str] = _TITLES, note: str = N
     """Print a table for each state of the page cache, or whatever runs differ in."""
     out = stdout()
     for cache, title in titles.items():
-        heads = ("prepare", "check", "write", "CPU", "faults: check", "write")
+        heads = ("prepare", "check", "write", "CPU", "faults", "write")
         made = table(title, ("way", "modules"), heads)
         for run in sorted((r for r in runs if r["cache"] == cache), key=_order):
             times = (run["prepare_ns"], run["check_ns"], run["write_ns"], run["cpu_us"] * 1000)
