@@ -77,18 +77,21 @@ _NX = "/sys/module/kvm/parameters/nx_huge_pages"
 _VARIANTS = {
     "npt": (
         "nx_huge_pages=force",
-        f'old=$(cat {_NX}); echo force >{_NX} && "$0"; s=$?; echo $old >{_NX}; exit $s',
+        f'old=$(cat {_NX}); echo force >{_NX} && "$0" "$@"; s=$?; echo $old >{_NX}; exit $s',
         ("populate", "dirty", "root"),
     ),
     "ept": (
         "eptad=0",
-        '. "$LAB_GUEST/modules.sh"; reload kvm_intel eptad=0 && "$0"; s=$?; '
+        '. "$LAB_GUEST/modules.sh"; reload kvm_intel eptad=0 && "$0" "$@"; s=$?; '
         "reload kvm_intel; exit $s",
         ("populate", "dirty"),
     ),
 }
 """Parameters to run some of the series' tests with, too, in the same boot: how they are
 called, how they are set, and which tests. EPT has 4 levels, NPT 5 (`-cpu max`)."""
+
+_ON_DISK = {f"global_tdp_{name}_test" for name in ("populate", "page_cache")}
+"""Tests of the series that are about files, which are on a disk where a machine has one."""
 
 _RACING = ("churn", "locking", "notifier", "dirty", "uffd")
 ON_MACHINES = {
@@ -222,6 +225,7 @@ class Skip:
 _WITHOUT = {
     "faults": "Debian's kernel injects none: make test-debug runs it",
     "device": "it takes the machine iommu",
+    "disk": "there is no mkfs.ext4 on Bochs",
     "dax": "it takes the machine pmem",
     "giant page": "it takes the machine 4level",
     "nodes": "it takes the machine 2nodes",
@@ -233,16 +237,17 @@ _WITHOUT = {
     "off": "it takes kvm.global_tdp=0, with which it is run, too",
 }
 _ANYWHERE = {"faults", "device", "dax", "giant page", "nodes", "reach", "unknown level"}
+_BOCHS = {"disk", "helper", "keys"}
 LACKS = {
     "npt": _ANYWHERE | {"attributes"},
     "npt, checked": _ANYWHERE,
-    "ept": _ANYWHERE | {"attributes", "helper", "keys"},
+    "ept": _ANYWHERE | {"attributes", *_BOCHS},
     "lockdep": _ANYWHERE - {"faults"} | {"off"},
     "kcsan": _ANYWHERE,
     "cover": _ANYWHERE - {"faults"} | {"off"},
     **dict.fromkeys(ON_MACHINES, frozenset()),
 }
-LACKS |= {f"{kind}, ept": LACKS[kind] | {"helper", "keys"} for kind in ("lockdep", "kcsan")}
+LACKS |= {f"{kind}, ept": LACKS[kind] | _BOCHS for kind in ("lockdep", "kcsan")}
 """What machines, and the kernels of make test-debug, have not that a test may want."""
 
 SKIPS = (
@@ -264,6 +269,7 @@ SKIPS = (
     Skip("thread", "helper does not run, VMM is stopped", "helper"),
     Skip("vma", "memory becomes secret", "helper"),
     Skip("vma", "memory becomes a device's", "helper"),
+    Skip("populate", "clean pages of a file on a disk", "disk"),
     Skip("refuse", "protection key", "keys"),
     Skip("refuse", "protection key, huge pages", "keys"),
 )
@@ -295,13 +301,20 @@ class Test:
 def ours(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series, or those of them that are `wanted` by name."""
     built = [name for name in _programs() if name.startswith(_OURS) and name.endswith("_test")]
-    tests = [_test(name) for name in built]
+    tests = [_on_disk(_test(name)) for name in built]
     if not tests:
         raise LabError("build/selftests has no global_tdp_*_test: is one in the series?")
     known = {test.name for test in tests}
     if unknown := set(wanted) - known:
         raise LabError(f"no test {', '.join(sorted(unknown))}; there are {' '.join(known)}")
     return [test for test in tests if not wanted or test.name in wanted]
+
+
+def _on_disk(test: Test) -> Test:
+    if test.name not in _ON_DISK:
+        return test
+    script = '. "$LAB_GUEST/disk.sh"; exec "$0" "$@"'
+    return replace(test, argv=("sh", "-c", script, *test.argv))
 
 
 def expect(outcome: Outcome, machine: str) -> Outcome:

@@ -74,13 +74,9 @@ def script(log: Path) -> str:
 def disk(mib: int) -> str:
     """Return shell commands that have a disk of ext4, which takes no time, for SNAPSHOT."""
     return f"""
-if ! mountpoint -q /tmp/disk; then
-    modprobe -a loop ext4
-    truncate -s {mib}M /tmp/disk.img
-    mkfs.ext4 -q /tmp/disk.img
-    mkdir -p /tmp/disk
-    mount -o loop /tmp/disk.img /tmp/disk
-fi"""
+disk_mib={mib}
+. "$LAB_GUEST/disk.sh"
+[ "$TMPDIR" = /tmp/disk ] || exit"""
 
 
 def parse(text: str) -> list[Run]:

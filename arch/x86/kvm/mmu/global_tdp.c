@@ -119,6 +119,9 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 		return;
 	}
 
+	/* A vCPU that faults there meanwhile finds it mapped. */
+	WRITE_ONCE(r->fault_wait, 1);
+
 	start = max(slot->base_gfn, gfn_round_for_level(fault->gfn, PG_LEVEL_2M));
 	end = gtdp_region_end(start, gtdp_slot_end(slot));
 	n = READ_ONCE(r->fault_backoff);

@@ -11,8 +11,10 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 
 #include <linux/kernel-page-flags.h>
+#include <linux/magic.h>
 
 #include "test_util.h"
 #include "kvm_util.h"
@@ -677,6 +679,89 @@ static bool test_clean(void)
 	return true;
 }
 
+/* Whether a file is of a file system that wants to know of the first write to a page. */
+static bool is_on_disk(int fd)
+{
+	struct statfs fs;
+
+	TEST_ASSERT(!fstatfs(fd, &fs), "fstatfs()");
+	return fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC ||
+	       fs.f_type == BTRFS_SUPER_MAGIC;
+}
+
+/* Have what is dirty written, and all of it read again. */
+static void *reread(int fd, off_t offset)
+{
+	void *hva = mmap(NULL, MEM_SIZE, PROT_READ, MAP_SHARED, fd, offset);
+	unsigned char cached[NR_PAGES];
+	int i;
+
+	TEST_ASSERT(hva != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	TEST_ASSERT(!fsync(fd), "fsync()");
+
+	for (i = 0; i < MAX_TRIES; i++) {
+		gtdp_drain_lru();
+		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+		TEST_ASSERT(!mincore(hva, MEM_SIZE, cached), "mincore()");
+		if (!memchr(cached, 1, NR_PAGES))
+			return hva;
+	}
+	TEST_FAIL("The page cache keeps the file");
+	return NULL;
+}
+
+/*
+ * What the guest writes to a file gets to the disk.  The host writes what is dirty,
+ * and may drop all else from the page cache: of what a guest writes to a clean
+ * page without the host knowing, nothing is left.
+ */
+static bool test_clean_file(void)
+{
+	const u64 nr_first = NR_PAGES / 2, nr_second = NR_PAGES / 4;
+	u64 first, second;
+	struct env env;
+	off_t offset;
+	void *hva;
+	int fd;
+
+	if (!env_create(&env, GTDP_FILE_SHARED, 0))
+		return false;
+
+	if (!is_on_disk(env.mem.fd)) {
+		ksft_print_msg("no file system on a disk, see TMPDIR\n");
+		env_destroy(&env);
+		return false;
+	}
+
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+
+	/* Once written back, pages are clean, whoever has written to them. */
+	TEST_ASSERT(!msync(env.mem.hva, MEM_SIZE, MS_SYNC), "msync()");
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+	first = gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, nr_first, GUEST_TAG);
+
+	TEST_ASSERT(!msync(env.mem.hva, MEM_SIZE, MS_SYNC), "msync()");
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	second = gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, nr_second, 2 * GUEST_TAG);
+
+	fd = dup(env.mem.fd);
+	offset = env.mem.hva - env.mem.map;
+	env_destroy(&env);
+
+	hva = reread(fd, offset);
+	gtdp_check(hva, nr_second, 2 * GUEST_TAG);
+	gtdp_check(hva + nr_second * PAGE_SIZE, nr_first - nr_second, GUEST_TAG + nr_second);
+	gtdp_check(hva + nr_first * PAGE_SIZE, NR_PAGES - nr_first, HOST_TAG + nr_first);
+	TEST_ASSERT_EQ(first, nr_first);
+	TEST_ASSERT_EQ(second, nr_second);
+
+	munmap(hva, MEM_SIZE);
+	close(fd);
+	return true;
+}
+
 /* The host passes over pages that somebody else is just looking at: insist. */
 static void reclaim(void *hva, u64 nr)
 {
@@ -824,6 +909,7 @@ static const struct gtdp_test tests[] = {
 	{ "several vCPUs", test_vcpus },
 	{ "while vCPUs run", test_while_running },
 	{ "clean pages", test_clean },
+	{ "clean pages of a file on a disk", test_clean_file },
 	{ "freed pages", test_freed_small },
 	{ "freed huge pages", test_freed_huge },
 	{ "statistics", test_statistics },

@@ -236,19 +236,28 @@ static void check_delivery(struct env *env, deliver_fn deliver, u64 flags)
 	env_destroy(env);
 }
 
-static bool test_missing(enum gtdp_backing backing)
+/* All of the memory is missing, and there is where to take it from. */
+static bool open_missing(struct env *env, enum gtdp_backing backing)
 {
-	struct env env = { .source_size = MEM_SIZE };
-
-	gtdp_mem_alloc(&env.mem, backing, MEM_SIZE, 0);
-	if (!open_uffd(&env, UFFDIO_REGISTER_MODE_MISSING,
+	*env = (struct env) { .source_size = MEM_SIZE };
+	gtdp_mem_alloc(&env->mem, backing, MEM_SIZE, 0);
+	if (!open_uffd(env, UFFDIO_REGISTER_MODE_MISSING,
 		       backing == GTDP_ANON ? 0 : UFFD_FEATURE_MISSING_SHMEM))
 		return false;
 
-	env.source = mmap(NULL, MEM_SIZE, PROT_READ | PROT_WRITE,
-			  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	TEST_ASSERT(env.source != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
-	gtdp_stamp(env.source, NR_PAGES, HOST_TAG);
+	env->source = mmap(NULL, MEM_SIZE, PROT_READ | PROT_WRITE,
+			   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	TEST_ASSERT(env->source != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	gtdp_stamp(env->source, NR_PAGES, HOST_TAG);
+	return true;
+}
+
+static bool test_missing(enum gtdp_backing backing)
+{
+	struct env env;
+
+	if (!open_missing(&env, backing))
+		return false;
 
 	check_delivery(&env, deliver_copy, 0);
 	return true;
@@ -270,18 +279,12 @@ static bool test_missing_memfd(void)
  */
 static bool test_idle(void)
 {
-	struct env env = { .source_size = MEM_SIZE };
 	struct timespec began;
 	u64 looked, ns;
+	struct env env;
 
-	gtdp_mem_alloc(&env.mem, GTDP_ANON, MEM_SIZE, 0);
-	if (!open_uffd(&env, UFFDIO_REGISTER_MODE_MISSING, 0))
+	if (!open_missing(&env, GTDP_ANON))
 		return false;
-
-	env.source = mmap(NULL, MEM_SIZE, PROT_READ | PROT_WRITE,
-			  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	TEST_ASSERT(env.source != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
-	gtdp_stamp(env.source, NR_PAGES, HOST_TAG);
 
 	create_vm(&env, GTDP_ALL);
 	gtdp_run(env.vcpu, GTDP_READ, GTDP_GPA, 0, 0);
@@ -297,6 +300,51 @@ static bool test_idle(void)
 
 	deliver_copy(&env, 0, NR_PAGES);
 	gtdp_wait_mapped(env.vm, env.nr_code + NR_PAGES);
+
+	env_destroy(&env);
+	return true;
+}
+
+/*
+ * All arrives, and the page of a fault is mapped, while the vCPU still waits: the
+ * rest of the region is mapped as after any other fault.  Of a read-only memslot,
+ * what faults and what population makes of a page is the same.
+ */
+static bool test_mapped_meanwhile(void)
+{
+	const u64 first = WANTED - WANTED % GTDP_REGION_PAGES;
+	struct uffdio_copy copy = {
+		.len = MEM_SIZE,
+		.mode = UFFDIO_COPY_MODE_DONTWAKE,
+	};
+	struct uffdio_range range = { .len = MEM_SIZE };
+	u64 spurious;
+	pthread_t thread;
+	struct env env;
+
+	if (!open_missing(&env, GTDP_ANON))
+		return false;
+
+	create_vm(&env, KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_POPULATE);
+	gtdp_delete_slot(env.vm, GTDP_SLOT);
+	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_READONLY, GTDP_GPA, &env.mem);
+	spurious = gtdp_vcpu_stat(env.vcpu, "pf_spurious");
+
+	thread = start_job(&env, GTDP_CHECK, WANTED, HOST_TAG);
+	TEST_ASSERT(has_event(&env, EVENT_MS), "Nobody asks for a page");
+
+	copy.dst = (u64)env.mem.hva;
+	copy.src = (u64)env.source;
+	TEST_ASSERT(!ioctl(env.uffd, UFFDIO_COPY, &copy), "UFFDIO_COPY");
+	gtdp_populate_full(env.vm, GTDP_GPA + WANTED * PAGE_SIZE, PAGE_SIZE);
+	range.start = copy.dst;
+	TEST_ASSERT(!ioctl(env.uffd, UFFDIO_WAKE, &range), "UFFDIO_WAKE");
+	pthread_join(thread, NULL);
+
+	TEST_ASSERT_EQ(gtdp_vcpu_stat(env.vcpu, "pf_spurious"), spurious + 1);
+	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "tdp_fault_around"), GTDP_REGION_PAGES - 1);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA + first * PAGE_SIZE,
+				GTDP_REGION_PAGES, HOST_TAG + first), 0);
 
 	env_destroy(&env);
 	return true;
@@ -449,6 +497,7 @@ static const struct gtdp_test tests[] = {
 	{ "minor", test_minor },
 	{ "minor, huge pages in the page cache", test_minor_huge },
 	{ "missing, nobody delivers", test_idle },
+	{ "missing, mapped while a vCPU waits", test_mapped_meanwhile },
 	{ "write-protected", test_write_protect_anon },
 	{ "write-protected, memfd", test_write_protect_memfd },
 	{ "write-protected, follower", test_write_protect_follow },
