@@ -2,7 +2,7 @@
 
 lab = exec build/venv/bin/python -m lab
 
-export SERIES KVER CMD TESTS
+export SERIES KVER CMD TESTS TESTS_OF
 
 stamp = build/$(if $(filter 7.3,$(SERIES)),7.3/).setup
 

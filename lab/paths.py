@@ -28,7 +28,18 @@ PACKAGING = ROOT / "packaging"
 SHARED = ROOT / "build"
 """What is the same for all series."""
 
-BUILD = SHARED if VERSIONS[0] == VERSION else SHARED / VERSION
+TESTS_OF = os.environ.get("TESTS_OF") or VERSION
+"""The version whose selftests are run: those of another one, too, on the kernel of this."""
+
+if TESTS_OF not in VERSIONS:
+    sys.exit(f"lab: no series {TESTS_OF}: TESTS_OF is {' or '.join(VERSIONS)}")
+
+
+def _build_of(version: str) -> Path:
+    return SHARED if VERSIONS[0] == version else SHARED / version
+
+
+BUILD = _build_of(VERSION)
 DEBIAN = BUILD / "debian"
 LINUX = BUILD / "linux"
 KMOD = BUILD / "kmod"
@@ -36,7 +47,7 @@ MODULES = BUILD / "modules"
 CHECKED = BUILD / "checked"
 """The modules once more, with assertions: see lab.make.modules."""
 
-SELFTESTS = BUILD / "selftests"
+SELFTESTS = _build_of(TESTS_OF) / "selftests"
 RESTORE = BUILD / "restore" / "restore"
 """The program integration/restore/restore.c."""
 

@@ -270,7 +270,7 @@ def _newer(version: str, wanted: Sequence[str]) -> Do:
         outcomes = BUILD / f"outcomes-{version}.json"
         outcomes.unlink(missing_ok=True)
         only = " ".join(f"--only {name}" for name in OF_NEWER)
-        variables = (f"SERIES={version}", "KVER=", f"TESTS={' '.join(wanted)}")
+        variables = (f"SERIES={version}", "KVER=", "TESTS_OF=", f"TESTS={' '.join(wanted)}")
         arguments = f"ARGS={only} --outcomes {outcomes}"
         command = ("make", "--no-print-directory", "test", *variables, arguments)
         status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lab import shell
 from lab.make import root
-from lab.paths import BUILD, LINUX, ROOT, SELFTESTS
+from lab.paths import BUILD, LINUX, ROOT, SELFTESTS, TESTS_OF, VERSION
 from lab.shell import console, locked
 from lab.source import tree
 
@@ -19,7 +19,12 @@ PATIENCE = Path(__file__).with_name("patience.h")
 
 
 def build() -> None:
-    """Bring build/selftests up to date with build/linux."""
+    """Bring build/selftests up to date with build/linux; of another series, with its own."""
+    if TESTS_OF != VERSION:
+        # By a process of its own, as each knows one series.
+        make = ("make", "-C", ROOT, "selftests", f"SERIES={TESTS_OF}", "KVER=", "TESTS_OF=")
+        shell.build(f"selftests of {TESTS_OF}", *make)
+        return
     with locked("selftests"):
         _build()
 
