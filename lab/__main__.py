@@ -4,6 +4,7 @@ import argparse
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -125,7 +126,10 @@ def _clean(_: argparse.Namespace) -> None:
     for version in paths.VERSIONS:
         other = paths.SHARED / version
         if other != paths.BUILD and other.is_relative_to(paths.BUILD) and other.exists():
-            raise LabError(f"build/{version} is in it: make clean SERIES={version} first")
+            command = (sys.executable, "-m", "lab", "clean")
+            env = {**os.environ, "SERIES": version, "KVER": "", "TESTS_OF": ""}
+            if subprocess.run(command, cwd=paths.ROOT, env=env).returncode:
+                raise LabError(f"build/{version}, which is in it, stays")
     if paths.LINUX.exists() and (reason := tree.unsaved()):
         raise LabError(reason)
     shutil.rmtree(paths.BUILD)
@@ -254,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args) or 0
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
-        return 1
+        return error.status
     except KeyboardInterrupt:
         print("lab: interrupted", file=sys.stderr)
         return 130

@@ -72,21 +72,30 @@ class NotYet(unittest.TestCase):
 
 
 class Clean(unittest.TestCase):
-    """What is removed is of the chosen series alone."""
+    """A newer series is removed alone; with the oldest, what is in its directory."""
 
     def test_another_series_is_in_it(self) -> None:
         shared = Path(self.enterContext(tempfile.TemporaryDirectory()), "build")
         newer = shared / "7.3"
         newer.mkdir(parents=True)
-        for build, left in ((shared, True), (newer, True), (shared, False)):
+        other = self.enterContext(mock.patch.object(lab.subprocess, "run"))
+
+        def clean(build: Path) -> None:
             known = {"SHARED": shared, "BUILD": build, "LINUX": build / "linux"}
             with mock.patch.multiple(paths, **known):
-                if build == shared and newer.exists():
-                    with self.assertRaisesRegex(LabError, "make clean SERIES=7.3 first"):
-                        lab._clean(argparse.Namespace())
-                else:
-                    lab._clean(argparse.Namespace())
-            self.assertEqual(shared.exists(), left)
+                lab._clean(argparse.Namespace())
+
+        other.return_value.returncode = 1
+        with self.assertRaisesRegex(LabError, "build/7.3, which is in it, stays"):
+            clean(shared)
+        self.assertEqual(other.call_args.kwargs["env"]["SERIES"], "7.3")
+        other.reset_mock()
+        clean(newer)
+        self.assertTrue(shared.exists())
+        self.assertFalse(newer.exists())
+        clean(shared)
+        self.assertFalse(shared.exists())
+        other.assert_not_called()
 
 
 if __name__ == "__main__":

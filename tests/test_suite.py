@@ -6,7 +6,7 @@ import tempfile
 import threading
 import unittest
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +165,7 @@ class Expected(unittest.TestCase):
             chosen,
             mock.patch.object(tests, "on_machine", return_value=[Test(skipped.name, ())]),
             mock.patch.object(tests, "tools"),
+            mock.patch.object(suite.probes, "build"),
             mock.patch.object(machines, "on_npt", return_value=done),
             mock.patch.object(machines, "on_ept", return_value=done),
         ):
@@ -234,12 +235,6 @@ class Order(unittest.TestCase):
     def run_all(self, steps: Sequence[suite.Step]) -> int:
         return report.show(suite._run(steps, build=True))
 
-    def test_what_keeps_all_cpus_busy_waits_for_the_others(self) -> None:
-        steps = [self.step("last", last=True), self.step("long", minutes=7), self.step("short")]
-        with mock.patch.object(suite.modules, "build"):
-            self.assertEqual(self.run_all(steps), 0)
-        self.assertEqual(self.done[-1], "last")
-
     def test_long_ones_go_on_while_those_with_assertions_are_built(self) -> None:
         built = threading.Event()
         steps = [self.step("checked", checked=True), self.step("long", built, minutes=7)]
@@ -285,37 +280,97 @@ class Order(unittest.TestCase):
 
 
 class Newer(unittest.TestCase):
-    """Another series' tests, by a process of its own."""
+    """Another series' tests, by a process of its own, after those of this one."""
 
     def setUp(self) -> None:
-        self.build = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.enterContext(mock.patch.object(suite, "BUILD", self.build))
-        self.part = Part("Linux 7.3")
+        build = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(mock.patch.object(suite, "BUILD", build))
+        self.enterContext(mock.patch.object(suite, "VERSIONS", (VERSION, "9.9")))
+        self.enterContext(mock.patch.object(suite.os, "geteuid", return_value=0))
+        self.enterContext(redirect_stderr(io.StringIO()))
+        self.said: list[list[str]] = []
 
-    def test_what_came_of_it_is_shown_here(self) -> None:
-        found = [
-            Part("npt", [Outcome("a", PASSED, 1.5, parts=("b",)), Outcome("c", SKIPPED)], 2),
-            Part("build", [Outcome("d", FAILED, reason="late", output="log")]),
-        ]
+    def run_it(self, *arguments: str, ends: Callable[[list[str]], int]) -> tuple[int, str]:
+        """Return the status and what is printed; `ends` is what other processes end with."""
 
-        def make(command: Sequence[str], **_: object) -> mock.Mock:
-            self.assertIn("SERIES=7.3", command)
-            file = command[-1].partition("--outcomes ")[2]
-            report.save(Path(file), found)
-            return mock.Mock(returncode=0)
+        def other(version: str, command: Sequence[str]) -> int:
+            self.assertEqual(version, "9.9")
+            self.said.append([*command])
+            return ends(self.said[-1])
 
-        with mock.patch.object(suite.subprocess, "run", make):
-            suite._newer("7.3", [])(self.part)
-        self.assertEqual(self.part.outcomes, [each for part in found for each in part.outcomes])
-
-    def test_nothing_is_told_is_a_failure(self) -> None:
-        (self.build / "outcomes-7.3.json").write_text("[]")
-        done = mock.Mock(returncode=2)
+        parser = argparse.ArgumentParser()
+        suite.configure(parser)
         with (
-            mock.patch.object(suite.subprocess, "run", return_value=done),
-            self.assertRaisesRegex(LabError, "SERIES=7.3 ended with status 2"),
+            mock.patch.object(suite, "_other", other),
+            mock.patch.object(suite, "_run", return_value=[Part("own", [outcome(PASSED)])]),
+            redirect_stdout(io.StringIO()) as out,
         ):
-            suite._newer("7.3", [])(self.part)
+            return suite.run(parser.parse_args(arguments)), out.getvalue()
+
+    @staticmethod
+    def telling(status: int, *outcomes: Outcome) -> Callable[[list[str]], int]:
+        def ends(command: list[str]) -> int:
+            if "--outcomes" not in command:
+                return 0
+            report.save(Path(command[-1]), [Part("npt", [*outcomes], 2)])
+            return status
+
+        return ends
+
+    def test_what_came_of_it_counts(self) -> None:
+        found = (
+            Outcome("a", PASSED, 1.5, parts=("b",)),
+            Outcome("c", SKIPPED),
+            Outcome("d", FAILED, reason="late", output="log"),
+        )
+        status, said = self.run_it(ends=self.telling(1, *found))
+        self.assertEqual(status, 1)
+        self.assertIn("Linux 9.9: npt: 1 passed", said)
+        self.assertIn("failed: Linux 9.9: npt: d", said)
+        self.assertEqual(said.splitlines()[-1], "2 passed, 1 failed, 1 skipped")
+        self.assertEqual(sum("passed, " in line for line in said.splitlines()), 1)
+        self.assertEqual(self.said[0], ["sh", "lab/setup.sh"])
+
+    def test_what_does_not_fit_is_a_failure(self) -> None:
+        """It says nothing, or another thing than its status."""
+        passed = outcome(PASSED)
+        for ends, count in (
+            (lambda _: 0, 1),
+            (self.telling(1), 1),
+            (self.telling(1, passed), 2),
+            (self.telling(0, passed, outcome(FAILED)), 2),
+        ):
+            status, said = self.run_it(ends=ends)
+            self.assertEqual(status, 1)
+            self.assertRegex(said.splitlines()[-1], f"^{count} passed, [12] failed")
+
+    def test_what_keeps_it_is_known_before(self) -> None:
+        for code, state in ((1, FAILED), (suite.GoneError.status, SKIPPED)):
+            self.said.clear()
+            status, said = self.run_it(ends=lambda _, code=code: code)
+            self.assertEqual(status, int(state is FAILED))
+            last = report.last_line(Counter({PASSED: 1, state: 1}))
+            self.assertEqual(said.splitlines()[-1], last)
+            self.assertEqual(len(self.said), 1)
+        with mock.patch.object(suite.os, "geteuid", return_value=1):
+            self.assertEqual(self.run_it(ends=lambda _: 1)[0], 0)
+
+    def test_it_is_left_out_if_others_are_asked_for(self) -> None:
+        for arguments in (("--only", "npt"), ("--tests", "a_test")):
+            self.assertEqual(self.run_it(*arguments, ends=lambda _: 1)[0], 0)
+        self.assertEqual(self.said, [])
+
+    def test_outcomes_are_written_with_the_status(self) -> None:
+        path = suite.BUILD / "outcomes"
+        for state in (PASSED, FAILED):
+            with mock.patch.object(suite, "VERSIONS", (VERSION,)):
+                parts = [Part("own", [outcome(state)])]
+                parser = argparse.ArgumentParser()
+                suite.configure(parser)
+                with mock.patch.object(suite, "_run", return_value=parts):
+                    args = parser.parse_args(["--outcomes", str(path)])
+                    self.assertEqual(suite.run(args), int(state is FAILED))
+            self.assertEqual(report.load(path), parts)
 
 
 class Died(unittest.TestCase):
@@ -604,7 +659,17 @@ class Recorder(unittest.TestCase):
             def test_it(self) -> None:
                 pass
 
-        self.assertEqual(self._states(Case), [State.SKIPPED])
+            @unittest.skip("")
+            def test_another(self) -> None:
+                pass
+
+        class Part(unittest.TestCase):
+            def test_it(self) -> None:
+                with self.subTest("a"):
+                    self.skipTest("not there")
+
+        self.assertEqual(self._states(Case), [State.SKIPPED, State.SKIPPED])
+        self.assertEqual(self._states(Part), [State.SKIPPED])
 
     def test_a_class_that_fails_is_a_failure(self) -> None:
         """Though no test of it has begun."""

@@ -27,7 +27,9 @@ class Part:
 
 def save(path: Path, parts: Sequence[Part]) -> None:
     """Write the results where load() reads them."""
-    path.write_text(json.dumps([asdict(part) for part in parts]))
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps([asdict(part) for part in parts]))
+    new.rename(path)
 
 
 def load(path: Path) -> list[Part]:
@@ -44,6 +46,12 @@ def _outcome(*, state: str, parts: Sequence[str], **rest: Any) -> Outcome:  # no
 
 def show(parts: Sequence[Part]) -> int:
     """Print all; return the status of the command."""
+    tell(parts)
+    return end(count(parts))
+
+
+def tell(parts: Sequence[Part]) -> None:
+    """Print all but the last line."""
     sys.stdout.flush()
     sys.stderr.flush()
     console = stdout()
@@ -57,14 +65,22 @@ def show(parts: Sequence[Part]) -> int:
                 console.print(outcome.name, markup=False, style="bold")
                 for text in filter(str.strip, (outcome.reason, outcome.tail)):
                     console.print(text, markup=False, soft_wrap=True)
-    counts = Counter(outcome.state for part in parts for outcome in part.outcomes)
     console.print()
-    return end(counts)
+
+
+def count(parts: Sequence[Part]) -> Counter[State]:
+    """Return how many ended how."""
+    return Counter(outcome.state for part in parts for outcome in part.outcomes)
 
 
 def end(counts: Counter[State]) -> int:
     """Print the last line of a command that tests; return its status."""
     print(last_line(counts), flush=True)
+    return status(counts)
+
+
+def status(counts: Counter[State]) -> int:
+    """Return the status of a command that tests: 1 if anything failed, or nothing passed."""
     return 1 if counts[State.FAILED] or not counts[State.PASSED] else 0
 
 

@@ -21,18 +21,20 @@ from lab.check.machines import Report
 from lab.check.outcome import Outcome, State, must_run
 from lab.check.report import Part
 from lab.check.tests import Test
-from lab.error import LabError
+from lab.error import GoneError, LabError
 from lab.machine import runs
 from lab.make import hostcheck, modules, probes, restore, selftests
 from lab.paths import BUILD, ROOT, VENV_BIN, VERSION, VERSIONS
 from lab.shell import console
 from lab.source import copies, tree
 
-PARTS = ("lint", "unit", "npt", "ept", "tools", "host", "stock", "newer")
+NEWER = "newer"
+PARTS = ("lint", "unit", "npt", "ept", "tools", "host", "stock", NEWER)
 ASKED_FOR = ("tools", "host")
 """Parts that are left out unless they are named: make test-tools, make test-host-check."""
 OF_NEWER = ("lint", "unit", "npt")
-"""Those that are run of newer series, too: what leaves time for others on the same day."""
+"""Those that are run of newer series, too, which others may have to wait for."""
+_NEWER_SECONDS = 2700
 
 OFF, ON = "global_tdp=0", "global_tdp=1"
 SHARED = "shared_mmu_lock=1"
@@ -59,9 +61,6 @@ class Step:
 
     checked: bool = False
     """True: it takes modules with assertions, which are built while others run already."""
-
-    last: bool = False
-    """True: it keeps all CPUs busy by itself."""
 
     minutes: int = 0
     """About, on two idle CPUs, as the longest go first; 0: one or two."""
@@ -118,18 +117,25 @@ def run(args: argparse.Namespace) -> int:
         "tools": [Step(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
         "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
         "stock": _own_tests(),
-        "newer": [
-            Step(f"Linux {version}: {', '.join(OF_NEWER)}", _newer(version, wanted), last=True)
-            for version in VERSIONS[VERSIONS.index(VERSION) + 1 :]
-        ],
     }
     only = args.only or [name for name in PARTS if name not in ASKED_FOR]
-    chosen = [step for name in PARTS if name in only for step in steps[name]]
-    parts = _run(chosen, build=not args.no_build, wanted=wanted)
+    chosen = [step for name in steps if name in only for step in steps[name]]
+    newer = VERSIONS[VERSIONS.index(VERSION) + 1 :] if NEWER in only else ()
+    if wanted and not args.only:
+        newer = ()
+    # What keeps them from being run is not to be found out in half an hour.
+    kept = {version: _kept_from(version, build=not args.no_build) for version in newer}
+    parts = [*_run(chosen, build=not args.no_build, wanted=wanted)] if chosen else []
     if args.outcomes:
         report.save(args.outcomes, parts)
-        return 0
-    return report.show(parts)
+        return report.status(report.count(parts))
+    report.tell(parts)
+    for version, why in kept.items():
+        title = f"Linux {version}"
+        more = [Part(title, [why])] if why else _newer(version, args)
+        report.tell(more)
+        parts += more
+    return report.end(report.count(parts))
 
 
 def check(args: argparse.Namespace) -> int:
@@ -177,7 +183,7 @@ def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> S
         if step.alone:
             do(step)
     inorder = sorted(
-        (step for step in steps if not (step.alone or step.last)),
+        (step for step in steps if not step.alone),
         key=lambda step: -step.minutes,
     )
     first = [step for step in inorder if step.minutes and not step.checked]
@@ -194,9 +200,6 @@ def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> S
         jobs += [pool.submit(do, step) for step in inorder if ready and step not in first]
         for job in jobs:
             job.result()
-    for step in steps:
-        if step.last:
-            do(step)
     return [*([] if ready else [building]), *parts.values()]
 
 
@@ -257,28 +260,70 @@ class _Recorder(unittest.TextTestResult):
             for failed, text in (*self.failures, *self.errors)
             if getattr(failed, "test_case", failed) is test
         ]
-        why = next((reason for skipped, reason in self.skipped if skipped is test), "")
-        state = State.FAILED if wrong else State.SKIPPED if why else State.PASSED
+        skips = [why for of, why in self.skipped if getattr(of, "test_case", of) is test]
+        why = "; ".join(skips)
+        state = State.FAILED if wrong else State.SKIPPED if skips else State.PASSED
         name = test.id().removeprefix("tests.")
         self.outcomes.append(Outcome(name, state, reason=why, output="\n".join(wrong)))
 
 
-def _newer(version: str, wanted: Sequence[str]) -> Do:
-    """Of another series, by a process of its own, as each knows one."""
+def _kept_from(version: str, *, build: bool) -> Outcome | None:
+    """Return why another series can't be run here, if so."""
+    name = f"Linux {version}"
+    if os.geteuid():
+        return Outcome(name, State.SKIPPED, reason="it takes root to build what is for it")
+    setup, tree_of_it = ("sh", "lab/setup.sh"), _lab("tree")
+    for command in (setup, tree_of_it) if build else ():
+        try:
+            status = _other(version, command)
+        except LabError as error:
+            return Outcome(name, State.FAILED, reason=str(error))
+        if status == GoneError.status:
+            return Outcome(name, State.SKIPPED, reason="Debian has it no more, see above")
+        if status:
+            return Outcome(name, State.FAILED, reason=f"status {status}, see above")
+    return None
 
-    def step(part: Part) -> None:
-        outcomes = BUILD / f"outcomes-{version}.json"
-        outcomes.unlink(missing_ok=True)
-        only = " ".join(f"--only {name}" for name in OF_NEWER)
-        variables = (f"SERIES={version}", "KVER=", "TESTS_OF=", f"TESTS={' '.join(wanted)}")
-        arguments = f"ARGS={only} --outcomes {outcomes}"
-        command = ("make", "--no-print-directory", "test", *variables, arguments)
-        status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
-        if not outcomes.exists():
+
+def _newer(version: str, args: argparse.Namespace) -> list[Part]:
+    """Run some of another series; a part of its own says what came of the whole."""
+    whole = Part(f"Linux {version}")
+    outcomes = BUILD / f"outcomes-{version}-{os.getpid()}.json"
+    only = [word for name in OF_NEWER for word in ("--only", name)]
+    options = [*only, *["--no-build"] * args.no_build, "--tests", args.tests]
+    parts: list[Part] = []
+    with _part(whole):
+        status = _other(version, _lab("test", *options, "--outcomes", str(outcomes)))
+        if outcomes.exists():
+            parts = report.load(outcomes)
+            outcomes.unlink()
+        failed = report.count(parts)[State.FAILED]
+        if not parts or bool(status) != bool(failed):
             raise LabError(f"make test SERIES={version} ended with status {status}, see above")
-        part.outcomes += (outcome for of in report.load(outcomes) for outcome in of.outcomes)
+    titled = [replace(part, title=f"{whole.title}: {part.title}") for part in parts]
+    return [*titled, *[whole] * bool(whole.outcomes)]
 
-    return step
+
+def _lab(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "lab", *words)
+
+
+def _other(version: str, command: Sequence[str]) -> int:
+    """Run a command about another series: a process of its own, as each knows one."""
+    env = {**os.environ, "SERIES": version, "KVER": "", "TESTS_OF": ""}
+    # One that is interrupted tells its children, which a terminal would do, too.
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        return process.wait(_NEWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+        raise LabError(f"not done after {_NEWER_SECONDS} s") from None
+    except KeyboardInterrupt:
+        process.wait()
+        raise
 
 
 def _share(lane: int, *, checked: bool) -> Do:

@@ -17,6 +17,7 @@ BOOT_SECONDS = 300
 MIGRATE_SECONDS = 180
 VERIFY_SECONDS = 120
 
+_SOCKETS, _LISTENS = Path("/proc/net/unix"), "00010000"
 _BANDWIDTH = 10 << 30
 _SNAPSHOT = "demo"
 _WAITS = "-incoming=defer"
@@ -26,7 +27,6 @@ _CAPABILITIES = {
     "multifd": ("multifd",),
     "mapped-ram": ("mapped-ram",),
     "cpr": ("x-ignore-shared",),
-    "cpr-transfer": ("x-ignore-shared",),
 }
 _CPR = {"cpr": "cpr-reboot", "cpr-transfer": "cpr-transfer"}
 """QEMU's names of what is done to a QEMU in place."""
@@ -99,9 +99,7 @@ async def _hand_over(at: Setting, case: Case) -> None:
         await _load(source, _uri(at, "cat"))
         at.progress.now("the stored guest runs")
         await _enable(source, at)
-        sent = await _send(source, at, path)
-        # Its downtime is that of the first half.
-        case.migration = {name: value for name, value in sent.items() if name != "downtime"}
+        case.migration = _without_downtime(await _send(source, at, path))
     async with Vm("destination", at, _WAITS) as destination:
         await _enable(destination, at)
         async with Watch(destination) as watch:
@@ -123,7 +121,7 @@ async def _transfer(at: Setting, case: Case) -> None:
             async with asyncio.TaskGroup() as group:
                 sent = group.create_task(_send(source, at, channels))
                 async with Vm("destination", at, *incoming, "-S") as destination:
-                    case.migration = await sent
+                    case.migration = _without_downtime(await sent)
                     await source.end()
                     async with Watch(destination) as watch:
                         await _go_on(destination)
@@ -133,11 +131,20 @@ async def _transfer(at: Setting, case: Case) -> None:
             raise group.exceptions[0] from None
 
 
-async def _listened(channels: list[dict[str, Any]]) -> None:
-    """Wait until there is somebody at the last of the channels."""
-    path = Path(channels[-1]["addr"]["path"])
-    while not path.exists():
+def _without_downtime(sent: dict[str, Any]) -> dict[str, Any]:
+    """Return what a source says that is ended before the destination goes on."""
+    return {name: value for name, value in sent.items() if name != "downtime"}
+
+
+async def _listened(source: Vm, channels: list[dict[str, Any]]) -> None:
+    """Wait until somebody listens at the last of the channels."""
+    path = channels[-1]["addr"]["path"]
+    for _ in range(MIGRATE_SECONDS * 20):
+        sockets = (line.split() for line in _SOCKETS.read_text().splitlines())
+        if any(words[3] == _LISTENS and words[-1] == path for words in sockets):
+            return
         await asyncio.sleep(0.05)
+    raise source.error(f"the second QEMU does not listen after {MIGRATE_SECONDS} s")
 
 
 def _channel(kind: str, at: Setting) -> dict[str, Any]:
@@ -209,7 +216,7 @@ async def _send(
     if isinstance(uri, str):
         await source.do("migrate", uri=uri)
     else:
-        await _listened(uri)
+        await _listened(source, uri)
         await source.do("migrate", channels=uri)
     info: dict[str, Any] = {"status": "none"}
     switched = at.job.mode != "postcopy" or not destination

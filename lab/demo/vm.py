@@ -120,8 +120,12 @@ class Vm:
         try:
             await self._qmp.connect(ours)
         except QMPError as error:
-            await self.__aexit__()
+            await self.end()
             raise self.error("QEMU does not start") from error
+        except BaseException:
+            # It may wait for somebody else, who has failed.
+            await self.end()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
