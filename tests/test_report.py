@@ -41,6 +41,7 @@ class Pairs(unittest.TestCase):
             ("precopy", 1, 0, True),
             ("precopy", 1, 1, False),
             ("cpr", 0, 0, True),
+            ("cpr-transfer", 0, 0, True),
         ):
             on.hints = {"kvm_populate": told, "refused": refused, "kvm_populate_busy": 1}
             demo = Demo(mode, 512, cases=[case("off", 200), on])
