@@ -30,8 +30,8 @@ _TITLES = {
 _NOTE = f"""\
 Instructions per 4 KiB page: prepare is from mmap() to the first KVM_RUN, check until the
 guest has read all pages, write until it has written to one of {restore.WRITE_STEP}; CPU is the
-whole of it; faults are those of check and of write. DAX has no page cache: MADV_POPULATE_READ and _WRITE map the device's pages, for
-reading only or for writing, too."""
+whole of it; faults are those of check and of write. DAX has no page cache:
+MADV_POPULATE_READ and _WRITE map the device's pages, for reading only or for writing, too."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
