@@ -41,9 +41,10 @@
 
 /*
  * Pages mapped until all is frozen, in all attempts but the worst, in which the host may
- * have let one CPU stand: threads don't finish their pass first.
+ * have let one CPU stand for long: threads that finish their pass first map half of all
+ * in each, forty times as much.
  */
-#define MAX_LATE	(NR_SLOTS * NR_PAGES / 40)
+#define MAX_LATE	(NR_SLOTS * NR_PAGES / 4)
 
 /* Attempts in which the host may let the machine stand just as a thread leaves its CPU. */
 #define MAX_BUSY	5
