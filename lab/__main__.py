@@ -123,6 +123,8 @@ def _docs(_: argparse.Namespace) -> int:
 
 
 def _clean(_: argparse.Namespace) -> None:
+    if paths.LINUX.exists() and (reason := tree.unsaved()):
+        raise LabError(reason)
     for version in paths.VERSIONS:
         other = paths.SHARED / version
         if other != paths.BUILD and other.is_relative_to(paths.BUILD) and other.exists():
@@ -130,8 +132,6 @@ def _clean(_: argparse.Namespace) -> None:
             env = {**os.environ, "SERIES": version, "KVER": "", "TESTS_OF": ""}
             if subprocess.run(command, cwd=paths.ROOT, env=env).returncode:
                 raise LabError(f"build/{version}, which is in it, stays")
-    if paths.LINUX.exists() and (reason := tree.unsaved()):
-        raise LabError(reason)
     shutil.rmtree(paths.BUILD)
 
 

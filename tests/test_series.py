@@ -85,6 +85,14 @@ class Clean(unittest.TestCase):
             with mock.patch.multiple(paths, **known):
                 lab._clean(argparse.Namespace())
 
+        (shared / "linux").mkdir()
+        with (
+            mock.patch.object(lab.tree, "unsaved", return_value="has edits"),
+            self.assertRaisesRegex(LabError, "has edits"),
+        ):
+            clean(shared)
+        other.assert_not_called()
+        (shared / "linux").rmdir()
         other.return_value.returncode = 1
         with self.assertRaisesRegex(LabError, "build/7.3, which is in it, stays"):
             clean(shared)
