@@ -119,7 +119,10 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 		return;
 	}
 
-	/* A vCPU that faults there meanwhile finds it mapped. */
+	/*
+	 * Let the next vCPU that faults there leave the scan to this one.  That is a hint,
+	 * which nothing orders: if it is lost, both scan, or a later fault does.
+	 */
 	WRITE_ONCE(r->fault_wait, 1);
 
 	start = max(slot->base_gfn, gfn_round_for_level(fault->gfn, PG_LEVEL_2M));
