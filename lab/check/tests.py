@@ -186,10 +186,6 @@ _LEFT_OUT = {
 }
 
 if TESTS_OF != VERSION:
-    _LEFT_OUT["pre_fault_memory_test"] = (
-        "left out: hangs on stock modules of 6.12, four of four times: KVM_PRE_FAULT_MEMORY "
-        "tries for good to map what is in a memslot that waits for it to be deleted"
-    )
     _LEFT_OUT["shared_mmu_lock_test"] = "left out: it is of the other series, not of the kernel"
 
 _EMULATION = dict.fromkeys(

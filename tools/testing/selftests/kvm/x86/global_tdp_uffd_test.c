@@ -4,10 +4,12 @@
  * nothing that is done ahead of the vCPUs raises an event or waits for one; a
  * vCPU that touches what is missing raises one, for that page and no other; and
  * what is delivered is mapped by the follower without a fault of a vCPU.  Pages
- * that are write-protected remain so.
+ * that are write-protected remain so.  And KVM_PRE_FAULT_MEMORY, which does wait,
+ * has an end, whatever happens meanwhile.
  */
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -31,6 +33,9 @@
 #define WANTED		(GTDP_REGION_PAGES + 77)
 
 #define EVENT_MS	60000
+
+/* A call that takes so much of a CPU, instead of some microseconds, has no end. */
+#define NO_END_SECS	10
 
 #define THP_DIR		"/sys/kernel/mm/transparent_hugepage"
 
@@ -68,14 +73,19 @@ static bool open_uffd(struct env *env, u64 mode, u64 features)
 	return true;
 }
 
+static void add_slots(struct env *env)
+{
+	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
+	gtdp_mem_alloc(&env->missing, GTDP_ANON, PAGE_SIZE, 0);
+	gtdp_add_slot(env->vm, GTDP_SLOT + 1, 0, GTDP_GPA + MEM_SIZE, &env->missing);
+}
+
 static void create_vm(struct env *env, u64 features)
 {
 	env->vm = gtdp_vm_create(features, 1, &env->vcpu);
 	env->nr_code = gtdp_code_size(env->vm) / PAGE_SIZE;
 	gtdp_populate_code(env->vm);
-	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
-	gtdp_mem_alloc(&env->missing, GTDP_ANON, PAGE_SIZE, 0);
-	gtdp_add_slot(env->vm, GTDP_SLOT + 1, 0, GTDP_GPA + MEM_SIZE, &env->missing);
+	add_slots(env);
 }
 
 static void env_destroy(struct env *env)
@@ -350,6 +360,140 @@ static bool test_mapped_meanwhile(void)
 	return true;
 }
 
+/* KVM_PRE_FAULT_MEMORY of one page, in a thread that is interrupted if it has no end. */
+struct prefault {
+	struct kvm_vcpu *vcpu;
+	u64 gpa;
+	pthread_t thread;
+	int err;
+};
+
+static void *prefault_page(void *arg)
+{
+	struct prefault *prefault = arg;
+	struct kvm_pre_fault_memory range = { .gpa = prefault->gpa, .size = PAGE_SIZE };
+	int r = __vcpu_ioctl(prefault->vcpu, KVM_PRE_FAULT_MEMORY, &range);
+
+	prefault->err = r ? errno : 0;
+	return NULL;
+}
+
+static void start_prefault(struct prefault *prefault)
+{
+	pthread_create(&prefault->thread, NULL, prefault_page, prefault);
+}
+
+static void on_no_end(int sig)
+{
+}
+
+static int finish_prefault(struct prefault *prefault)
+{
+	const struct sigaction action = { .sa_handler = on_no_end };
+	struct timespec used;
+	clockid_t clock;
+
+	sigaction(SIGUSR1, &action, NULL);
+	while (pthread_tryjoin_np(prefault->thread, NULL)) {
+		if (!pthread_getcpuclockid(prefault->thread, &clock) &&
+		    !clock_gettime(clock, &used) && used.tv_sec >= NO_END_SECS)
+			pthread_kill(prefault->thread, SIGUSR1);
+		usleep(1000);
+	}
+
+	return prefault->err;
+}
+
+static int prefault(struct prefault *prefault)
+{
+	start_prefault(prefault);
+	return finish_prefault(prefault);
+}
+
+static void *delete_missing(void *arg)
+{
+	struct env *env = arg;
+
+	gtdp_delete_slot(env->vm, GTDP_SLOT + 1);
+	return NULL;
+}
+
+static bool is_going(struct env *env)
+{
+	struct kvm_populate_memory range = { .gpa = GTDP_GPA + MEM_SIZE, .size = PAGE_SIZE };
+
+	return __vm_ioctl(env->vm, KVM_POPULATE_MEMORY, &range) && errno == EAGAIN;
+}
+
+/*
+ * A memslot can't go as long as a vCPU waits for a page: KVM_PRE_FAULT_MEMORY says
+ * that it is about to, instead of waiting for that as well.
+ */
+static bool test_prefault_deleted(void)
+{
+	struct prefault missing = { .gpa = GTDP_GPA + MEM_SIZE };
+	pthread_t waiter, deleter;
+	struct kvm_vcpu *vcpus[2];
+	struct env env;
+
+	if (!kvm_has_cap(KVM_CAP_PRE_FAULT_MEMORY) || !open_missing(&env, GTDP_ANON))
+		return false;
+
+	env.vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, ARRAY_SIZE(vcpus), vcpus);
+	env.vcpu = vcpus[0];
+	missing.vcpu = vcpus[1];
+	add_slots(&env);
+
+	waiter = start_job(&env, GTDP_CHECK, WANTED, HOST_TAG);
+	TEST_ASSERT(has_event(&env, EVENT_MS), "Nobody asks for a page");
+	pthread_create(&deleter, NULL, delete_missing, &env);
+	gtdp_wait_until(is_going(&env));
+	TEST_ASSERT_EQ(prefault(&missing), EAGAIN);
+
+	deliver_copy(&env, 0, NR_PAGES);
+	pthread_join(waiter, NULL);
+	pthread_join(deleter, NULL);
+	TEST_ASSERT_EQ(prefault(&missing), ENOENT);
+
+	env_destroy(&env);
+	return true;
+}
+
+/*
+ * KVM_PRE_FAULT_MEMORY gets on though all roots are zapped, and so obsolete, while it
+ * waits for a page, or were before it was called and no vCPU has run since.
+ */
+static bool test_prefault_zapped(void)
+{
+	struct prefault wanted = { .gpa = GTDP_GPA + WANTED * PAGE_SIZE };
+	struct env env;
+
+	/* From here on, each change is one.  It fails if it is "never". */
+	if (!kvm_has_cap(KVM_CAP_PRE_FAULT_MEMORY) || !gtdp_set_param("nx_huge_pages", "off") ||
+	    !open_missing(&env, GTDP_ANON))
+		return false;
+
+	create_vm(&env, KVM_GLOBAL_TDP_POPULATE);
+	wanted.vcpu = env.vcpu;
+
+	start_prefault(&wanted);
+	TEST_ASSERT(has_event(&env, EVENT_MS), "Nobody asks for a page");
+	TEST_ASSERT(gtdp_set_param("nx_huge_pages", "force"), "nx_huge_pages");
+	deliver_copy(&env, 0, NR_PAGES);
+	TEST_ASSERT_EQ(finish_prefault(&wanted), 0);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), 1);
+
+	TEST_ASSERT(gtdp_set_param("nx_huge_pages", "off"), "nx_huge_pages");
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), 0);
+	TEST_ASSERT_EQ(prefault(&wanted), 0);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), 1);
+
+	gtdp_restore_params();
+	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);
+	env_destroy(&env);
+	return true;
+}
+
 static bool test_minor_pages(bool huge)
 {
 	struct env env = {};
@@ -498,6 +642,8 @@ static const struct gtdp_test tests[] = {
 	{ "minor, huge pages in the page cache", test_minor_huge },
 	{ "missing, nobody delivers", test_idle },
 	{ "missing, mapped while a vCPU waits", test_mapped_meanwhile },
+	{ "missing, memslot is deleted meanwhile, prefault", test_prefault_deleted },
+	{ "missing, roots are zapped meanwhile, prefault", test_prefault_zapped },
 	{ "write-protected", test_write_protect_anon },
 	{ "write-protected, memfd", test_write_protect_memfd },
 	{ "write-protected, follower", test_write_protect_follow },
