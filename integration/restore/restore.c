@@ -74,7 +74,7 @@ static void populate(enum how how, uint64_t pages)
 		range.flags = KVM_POPULATE_PAGE_CACHE;
 	if (how == POPULATE || how == CACHED)
 		IOCTL(vm_fd, KVM_POPULATE_MEMORY, &range);
-	else if (how == PREFAULT)
+	while (how == PREFAULT && fault.size)
 		IOCTL(vcpu_fd, KVM_PRE_FAULT_MEMORY, &fault);
 	while (how == FOLLOW && mapped() < pages) {
 		if (!tries--)
