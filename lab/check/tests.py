@@ -186,6 +186,10 @@ _LEFT_OUT = {
 }
 
 if TESTS_OF != VERSION:
+    _LEFT_OUT["set_memory_region_test"] = (
+        "left out: hangs on stock modules of 6.12, too: of MMIO as an exception is delivered, "
+        "newer kernels tell userspace; with SVM, 6.12 enters the guest again, for good"
+    )
     _LEFT_OUT["shared_mmu_lock_test"] = "left out: it is of the other series, not of the kernel"
 
 _EMULATION = dict.fromkeys(
