@@ -22,6 +22,10 @@ class Figures(unittest.TestCase):
         self.assertEqual([run["way"] for run in found], list(self.STOCK))
         self.assertEqual({run["cache"] for run in found}, {"warm"})
 
+    def test_a_slow_disk_is_for_some_ways(self) -> None:
+        found = restore.figures({("stock", "slow"): output("plain")})
+        self.assertEqual([run["way"] for run in found], ["plain"])
+
     def test_a_missing_way_is_an_error(self) -> None:
         for whose, ways in (("stock", self.STOCK[1:]), ("ours", self.STOCK)):
             with self.assertRaises(LabError):

@@ -7,7 +7,7 @@
  *
  *	make selftests		# for the headers
  *	gcc -O2 -isystem build/headers/usr/include -o restore integration/restore/restore.c
- *	./restore [-m MIB] [-c] [-s] [-4] [-r RESETS | -k EVERY] FILE [WAY]
+ *	./restore [-m MIB] [-c] [-s] [-4] [-r RESETS | -k EVERY] FILE [WAY ...]
  *
  * If there is no FILE, a guest is run to make it: -m MIB of memory, 64 by default.
  * With -c, FILE is dropped from the page cache first.  With -s, the mapping is shared: what
@@ -152,14 +152,17 @@ static void make_snapshot(int fd, uint64_t pages)
 	exit(0);
 }
 
-/* Can the kernel do it, and is it asked for? */
-static int wanted(const struct way *way, const char *name)
+/* Can the kernel do it, and is it asked for, by name or as one of all? */
+static int wanted(const struct way *way, char **names)
 {
+	int named = !*names;
 	uint64_t can = ioctl(kvm_fd, KVM_CHECK_EXTENSION, KVM_CAP_GLOBAL_TDP);
 	int prefault = ioctl(kvm_fd, KVM_CHECK_EXTENSION, KVM_CAP_PRE_FAULT_MEMORY);
 
-	return (way->features & can) == way->features &&
-	       (way->how != PREFAULT || prefault > 0) && (!name || !strcmp(name, way->name));
+	for ( ; *names; names++)
+		named |= !strcmp(*names, way->name);
+	return named && (way->features & can) == way->features &&
+	       (way->how != PREFAULT || prefault > 0);
 }
 
 int main(int argc, char **argv)
@@ -182,13 +185,13 @@ int main(int argc, char **argv)
 	}
 	if (optind >= argc || !mib || mib > 1024 || resets < 0 || every < 0)
 		errx(1, "usage: restore [-m MIB (1 to 1024)] [-c] [-s] [-4] [-r RESETS | -k EVERY] "
-		     "FILE [WAY]");
+		     "FILE [WAY ...]");
 	open_kvm();
 	fd = open_snapshot(argv[optind], mib, &size);
 	if (!size && in_child())
 		make_snapshot(fd, mib << 8);
 	for (const struct way *way = ways; way->name; way++) {
-		if (!wanted(way, argv[optind + 1]))
+		if (!wanted(way, argv + optind + 1))
 			continue;
 		done++;
 		for (int turn = 0; turn < 2 && every; turn++) {

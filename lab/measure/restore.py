@@ -16,11 +16,18 @@ from lab.show import stdout, table
 WRITE_STEP = 8
 """The guest writes to one of so many pages."""
 
-CACHES = ("warm", "cold")
 SNAPSHOT = "/tmp/disk/snapshot"
+_SLOW_US = 1000
+"""A request of the slow disk takes so long, in us, as one to storage across a network may."""
+
+CACHES = {
+    "warm": "page cache warm",
+    "cold": "page cache cold",
+    "slow": f"page cache cold, a disk that takes {_SLOW_US} us a request",
+}
 _MIB = 64
 _TITLES = {
-    cache: f"Restoring {_MIB} MiB from a snapshot file, page cache {cache}" for cache in CACHES
+    cache: f"Restoring {_MIB} MiB from a snapshot file, {title}" for cache, title in CACHES.items()
 }
 
 _LABELS = {
@@ -43,40 +50,45 @@ AT_MOST = {"around": 631, "cached+populate": 600}
 574 that fault_around_bytes of 2 MiB, for all processes, makes of fault-around."""
 
 _OURS_ONLY = ("around", "populate", "follow")
+_SLOW = ("plain", "present+around", "around", "willneed+around")
+"""What is measured with the slow disk."""
 
 NOTE = f"""\
 Instructions per 4 KiB page: prepare is from mmap() to the first KVM_RUN, check until the
 guest has read all pages, write until it has written to one of {WRITE_STEP}; CPU is the whole of
 it, the follower's and the guest's included, less what is waited; faults are those of check and
 of write. Cold: the file is read from a disk that takes no time, so real disks add theirs to
-the first touch or to prepare. The follower's prepare is mostly sleep. Each first write copies
+the first touch or to prepare, as does the slow one here, an instruction a ns. The follower's prepare is mostly sleep. Each first write copies
 a page on the host, which zaps what was mapped: two faults a page on stock, one with ours."""
 
 Run = Mapping[str, int | str]
 
 
 def script(log: Path) -> str:
-    """Return shell commands that measure, with the output in LOG.warm and LOG.cold.
+    """Return shell commands that measure, with the output in LOG.warm, LOG.cold and LOG.slow.
 
     In small pages: khugepaged of Linux 7.3 collapses ext4's page cache now and then, and
     takes what it collapses out of all page tables, until somebody touches it. Who waits for
     the follower to have mapped all then waits for good.
     """
-    program, base = shlex.quote(str(RESTORE)), shlex.quote(str(log))
+    program, base = f"{shlex.quote(str(RESTORE))} -4 -m {_MIB}", shlex.quote(str(log))
     return f"""
 {disk(_MIB + 64)}
-{program} -4 -m {_MIB} {SNAPSHOT} plain >/dev/null
-{program} -4 -m {_MIB} {SNAPSHOT} >{base}.warm
-{program} -4 -m {_MIB} -c {SNAPSHOT} >{base}.cold
+{program} {SNAPSHOT} plain >/dev/null
+{program} {SNAPSHOT} >{base}.warm
+{program} -c {SNAPSHOT} >{base}.cold
+{disk(_MIB + 64, _SLOW_US)}
+{program} "$TMPDIR/snapshot" plain >/dev/null
+{program} -c "$TMPDIR/snapshot" {" ".join(_SLOW)} >{base}.slow
 """
 
 
-def disk(mib: int) -> str:
-    """Return shell commands that have a disk of ext4, which takes no time, for SNAPSHOT."""
+def disk(mib: int, us: int = 0) -> str:
+    """Return shell commands that have a disk of ext4 in TMPDIR, for SNAPSHOT if it takes no time."""
     return f"""
-disk_mib={mib}
+disk_mib={mib} disk_us={us or ""}
 . "$LAB_GUEST/disk.sh"
-[ "$TMPDIR" = /tmp/disk ] || exit"""
+[ "$TMPDIR" = /tmp/disk{f".{us}" if us else ""} ] || exit"""
 
 
 def parse(text: str) -> list[Run]:
@@ -90,7 +102,8 @@ def figures(logs: Mapping[tuple[str, str], str]) -> list[Run]:
     for (whose, cache), text in logs.items():
         runs = parse(text)
         ours = whose != "stock"
-        wanted = [way for way in _LABELS if ours or not way.endswith(_OURS_ONLY)]
+        ways = _SLOW if cache == "slow" else tuple(_LABELS)
+        wanted = [way for way in ways if ours or not way.endswith(_OURS_ONLY)]
         if [run["way"] for run in runs] != wanted:
             raise LabError(f"restore has not measured all ways on {whose} modules, {cache}")
         found += [{"modules": whose, "cache": cache, **run} for run in runs]

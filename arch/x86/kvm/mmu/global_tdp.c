@@ -41,8 +41,27 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 #define GTDP_FAULTS_MAX		(U8_MAX >> GTDP_FAULTS_SHIFT)
 #define GTDP_FAULTS_CACHED	4
 
+/*
+ * Once there have been so many, the rest of the region is read ahead.  The host has read
+ * 128KiB, by default, around each of them, i.e. a quarter of it: no more than four times that
+ * is read in vain.
+ */
+#define GTDP_FAULTS_READ	4
+
 /* And where not to look into the page cache anymore, until something is found again. */
 #define GTDP_BACKOFF_CACHED	2
+
+/*
+ * While a guest goes through its memory, the first fault in a region has it mapped and, ahead
+ * of the guest, as many in all as a quarter of those in a row that were mapped before, and
+ * 16MiB at most.  So no more than that is mapped in vain, and the vCPU, as whoever waits for
+ * SRCU, waits for the mapping of eight regions, i.e. for less than a millisecond.  Half
+ * of either has almost twice the faults, which are a fiftieth of the whole; twice as much
+ * has a guest that stops pay for more.
+ */
+#define GTDP_ROW_PER_AHEAD	4
+#define GTDP_AHEAD_MAX		8
+#define GTDP_ROW_MAX		(GTDP_ROW_PER_AHEAD * GTDP_AHEAD_MAX)
 
 /* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
 #define GTDP_RETRIES		8
@@ -52,11 +71,12 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
  * has.  Returns what kvm_tdp_populate() does, or -EINTR.
  *
  * To do so takes as long as some fifty faults.  If nobody has asked, but a guest has
- * taken @fault, don't do it after its first one in a region: it may want no more than a
- * page or, of those around, what the host's own fault-around has mapped.
+ * taken @fault, don't do it after its first one in a region, unless all of that seems to be
+ * @wanted: it may want no more than a page or, of those around, what the host's own
+ * fault-around has mapped.
  */
 static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
-				 const struct kvm_page_fault *fault)
+				 const struct kvm_page_fault *fault, bool wanted)
 {
 	const u64 mapped = p->mapped, absent = p->absent;
 	u64 installed = p->installed;
@@ -68,11 +88,11 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 		return r;
 
 	/* What was mapped before is the page of the fault. */
-	if (fault && (p->mapped - mapped) - (p->installed - installed) <= 1)
+	if (!wanted && (p->mapped - mapped) - (p->installed - installed) <= 1)
 		return r;
 
 	end = start + r;
-	cached = gtdp_map_page_cache(p, start, end, fault);
+	cached = gtdp_map_page_cache(p, start, end, fault, wanted);
 	if (!cached)
 		return r;
 
@@ -91,6 +111,93 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 /*
  * Fault-around
  */
+
+/* Has the guest accessed the page, as far as is known without a lock? */
+static bool gtdp_is_accessed(struct kvm_vcpu *vcpu, gfn_t gfn)
+{
+	u64 spte, *sptep;
+
+	kvm_tdp_mmu_walk_lockless_begin();
+	sptep = kvm_tdp_mmu_fast_pf_get_last_sptep(vcpu, gfn, &spte);
+	kvm_tdp_mmu_walk_lockless_end();
+
+	return sptep && is_shadow_present_pte(spte) && is_accessed_spte(spte);
+}
+
+/*
+ * A page that has been mapped ahead counts as accessed: not so this one, until it is.  If that
+ * was just now, the guest seems not to have come as far as it has.
+ */
+static void gtdp_clear_accessed(struct kvm_vcpu *vcpu, gfn_t gfn)
+{
+	u64 spte, *sptep;
+
+	/* It does not count anyway, and who harvests wants to know. */
+	if (kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_HARVEST))
+		return;
+
+	kvm_tdp_mmu_walk_lockless_begin();
+	sptep = kvm_tdp_mmu_fast_pf_get_last_sptep(vcpu, gfn, &spte);
+	if (sptep && is_shadow_present_pte(spte) && !is_large_pte(spte))
+		try_cmpxchg64(sptep, &spte, spte & ~spte_shadow_accessed_mask(spte));
+	kvm_tdp_mmu_walk_lockless_end();
+}
+
+/*
+ * How many regions in a row faults have mapped, from below or above up to the region
+ * [@start, @end), if the guest has come to the last page of them.
+ */
+static int gtdp_find_row(struct kvm_vcpu *vcpu, const struct kvm_memory_slot *slot,
+			 gfn_t start, gfn_t end, bool *down)
+{
+	int row;
+
+	if (start > slot->base_gfn) {
+		row = READ_ONCE(gtdp_region(slot, start - 1)->fault_row);
+		*down = false;
+		if (row && gtdp_is_accessed(vcpu, start - 1))
+			return row;
+	}
+
+	if (end < gtdp_slot_end(slot)) {
+		row = READ_ONCE(gtdp_region(slot, end)->fault_row);
+		*down = true;
+		if (row && gtdp_is_accessed(vcpu, end))
+			return row;
+	}
+
+	return 0;
+}
+
+/* All of the region of a fault is mapped, as is a @row before it: map what is ahead. */
+static void gtdp_map_ahead(struct kvm_vcpu *vcpu, struct kvm_tdp_populate *p,
+			   const struct kvm_page_fault *fault, int row, bool down)
+{
+	const struct kvm_memory_slot *slot = p->slot;
+	const int nr = row / GTDP_ROW_PER_AHEAD;
+	gfn_t gfn = fault->gfn, start, end, last;
+	int left = nr;
+
+	for (;;) {
+		start = gtdp_region_start(slot, gfn);
+		end = gtdp_region_end(start, gtdp_slot_end(slot));
+		if (gfn != fault->gfn &&
+		    (gtdp_populate_cached(p, start, end, fault, true) < 0 || p->absent))
+			return;
+
+		WRITE_ONCE(gtdp_region(slot, gfn)->fault_row, min(++row, GTDP_ROW_MAX));
+
+		/* After a second fault, the guest may have been there before. */
+		last = down ? start : end - 1;
+		if (nr && last != fault->gfn)
+			gtdp_clear_accessed(vcpu, last);
+
+		gfn = down ? start - 1 : end;
+		if (--left <= 0 || gfn - slot->base_gfn >= slot->npages || need_resched())
+			return;
+	}
+}
+
 void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault)
 {
 	const struct kvm_memory_slot *slot = fault->slot;
@@ -100,8 +207,10 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 		.role = vcpu->arch.mmu->root_role,
 	};
 	struct kvm_gtdp_region *r;
+	bool cached, down;
 	gfn_t start, end;
 	u8 n, faults;
+	int row;
 
 	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) ||
 	    !slot || !slot->arch.gtdp_regions ||
@@ -125,22 +234,30 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 	 */
 	WRITE_ONCE(r->fault_wait, 1);
 
-	start = max(slot->base_gfn, gfn_round_for_level(fault->gfn, PG_LEVEL_2M));
+	start = gtdp_region_start(slot, fault->gfn);
 	end = gtdp_region_end(start, gtdp_slot_end(slot));
+	row = gtdp_find_row(vcpu, slot, start, end, &down);
 	n = READ_ONCE(r->fault_backoff);
 	faults = min((n >> GTDP_FAULTS_SHIFT) + 1, GTDP_FAULTS_MAX);
 	n &= BIT(GTDP_FAULTS_SHIFT) - 1;
-	if (kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE) && n <= GTDP_BACKOFF_CACHED &&
-	    (faults <= GTDP_FAULTS_CACHED || is_power_of_2(faults)))
-		gtdp_populate_cached(&p, start, end, fault);
+	cached = kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE) && n <= GTDP_BACKOFF_CACHED &&
+		 (faults <= GTDP_FAULTS_CACHED || is_power_of_2(faults));
+	if (cached)
+		gtdp_populate_cached(&p, start, end, fault, row >= GTDP_ROW_PER_AHEAD);
 	else
 		kvm_tdp_populate(&p, start, end);
-	kvm_tdp_populate_end(&p);
 
 	/* A guest that allocates page by page has nothing to find, mostly. */
 	n = p.installed ? 0 : min(n + 1, GTDP_BACKOFF_FAULTS);
 	WRITE_ONCE(r->fault_backoff, n | (p.absent ? faults << GTDP_FAULTS_SHIFT : 0));
 	WRITE_ONCE(r->fault_wait, BIT(n) - 1);
+
+	if (cached && p.absent && faults == GTDP_FAULTS_READ)
+		gtdp_read_ahead(slot, start, end, fault);
+
+	if (cached && p.installed && !p.absent)
+		gtdp_map_ahead(vcpu, &p, fault, row, down);
+	kvm_tdp_populate_end(&p);
 
 	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);
 }
@@ -196,7 +313,8 @@ static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t en
 		return 0;
 	}
 
-	n = cached ? gtdp_populate_cached(p, start, stop, NULL) : kvm_tdp_populate(p, start, stop);
+	n = cached ? gtdp_populate_cached(p, start, stop, NULL, true) :
+		     kvm_tdp_populate(p, start, stop);
 	if (n < 0)
 		return n;
 

@@ -71,6 +71,8 @@ struct kvm_gtdp_region {
 	 */
 	u8 fault_wait;
 	u8 fault_backoff;
+	/* So many regions in a row, of which this is the last, were mapped by faults. */
+	u8 fault_row;
 };
 
 /* What the follower does; gtdp_expedite_pass() and gtdp_next_delay() say what comes next. */
@@ -202,6 +204,11 @@ static inline gfn_t gtdp_region_end(gfn_t gfn, gfn_t end)
 			KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
 }
 
+static inline gfn_t gtdp_region_start(const struct kvm_memory_slot *slot, gfn_t gfn)
+{
+	return max(slot->base_gfn, gfn_round_for_level(gfn, PG_LEVEL_2M));
+}
+
 static inline gfn_t gtdp_slot_end(const struct kvm_memory_slot *slot)
 {
 	return slot->base_gfn + slot->npages;
@@ -261,7 +268,9 @@ const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *
 
 /* Page cache */
 int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
-			const struct kvm_page_fault *fault);
+			const struct kvm_page_fault *fault, bool wanted);
+void gtdp_read_ahead(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
+		     const struct kvm_page_fault *fault);
 
 /* Harvest */
 int gtdp_alloc_notes(struct kvm_memory_slot *slot);

@@ -17,6 +17,8 @@
 #include "gtdp.h"
 #include "spte.h"
 
+#include <linux/fadvise.h>
+#include <linux/file.h>
 #include <linux/folio_batch.h>
 #include <linux/mm.h>
 #include <linux/moduleparam.h>
@@ -115,7 +117,7 @@ static bool gtdp_map_one(struct vm_area_struct *vma, unsigned long start, unsign
 
 /*
  * Map what the page cache holds of [@start, @end), which is of one page table.  If that
- * does not exist, it is made for those who have asked: it may take reclaim.  Returns
+ * does not exist, it is made if all of it is @wanted: it may take reclaim.  Returns
  * false if there was nothing, for sure.
  */
 static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
@@ -154,7 +156,7 @@ static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
 
 /* With mmap_lock held for read: what the page cache holds of [@hva, @hva_end). */
 static bool gtdp_map_range(struct mm_struct *mm, unsigned long hva, unsigned long hva_end,
-			   const struct kvm_page_fault *fault)
+			   const struct kvm_page_fault *fault, bool wanted)
 {
 	struct vm_area_struct *vma;
 	unsigned long next;
@@ -168,7 +170,7 @@ static bool gtdp_map_range(struct mm_struct *mm, unsigned long hva, unsigned lon
 		hva = max(hva, vma->vm_start);
 		next = min3(hva_end, vma->vm_end, (hva & PMD_MASK) + PMD_SIZE);
 		if (gtdp_is_vma_cached(vma, fault))
-			r |= gtdp_map_cached(vma, hva, next, !fault);
+			r |= gtdp_map_cached(vma, hva, next, wanted);
 	}
 
 	return r;
@@ -182,7 +184,7 @@ static bool gtdp_map_range(struct mm_struct *mm, unsigned long hva, unsigned lon
  * being killed.  For a guest's @fault, don't wait for mmap_lock.
  */
 int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
-			const struct kvm_page_fault *fault)
+			const struct kvm_page_fault *fault, bool wanted)
 {
 	unsigned int first = start % SPTE_ENT_PER_PAGE, i, run_end;
 	struct mm_struct *mm = current->mm;
@@ -197,9 +199,49 @@ int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end
 	for_each_wanted_run(p, i, run_end, first, first + (end - start)) {
 		hva = __gfn_to_hva_memslot(p->slot, start + i - first);
 		r |= gtdp_map_range(mm, hva, hva + ((unsigned long)(run_end - i) << PAGE_SHIFT),
-				    fault);
+				    fault, wanted);
 	}
 
 	mmap_read_unlock(mm);
 	return r;
+}
+
+/*
+ * Have the host read what the page cache does not hold of the region [@start, @end), which
+ * the guest's @fault is in, as MADV_WILLNEED does.  That is not waited for.
+ */
+void gtdp_read_ahead(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
+		     const struct kvm_page_fault *fault)
+{
+	unsigned long hva = __gfn_to_hva_memslot(slot, start);
+	unsigned long hva_end = hva + ((end - start) << PAGE_SHIFT);
+	unsigned long next, piece;
+	struct mm_struct *mm = current->mm;
+	struct file *file = NULL;
+	struct vm_area_struct *vma;
+	loff_t pos;
+
+	if (!READ_ONCE(global_tdp_page_cache) || !mmap_read_trylock(mm))
+		return;
+
+	vma = vma_lookup(mm, __gfn_to_hva_memslot(slot, fault->gfn));
+	if (vma && gtdp_is_vma_cached(vma, fault) && !(vma->vm_flags & VM_RAND_READ)) {
+		file = get_file(vma->vm_file);
+		hva = max(hva, vma->vm_start);
+		hva_end = min(hva_end, vma->vm_end);
+		pos = (loff_t)linear_page_index(vma, hva) << PAGE_SHIFT;
+	}
+	mmap_read_unlock(mm);
+
+	if (!file)
+		return;
+
+	/* Of a larger piece, no more may be read, and the rest is left out. */
+	piece = (unsigned long)READ_ONCE(file->f_ra.ra_pages) << PAGE_SHIFT;
+	for ( ; piece && hva < hva_end; hva = next) {
+		next = min(hva_end, hva + piece);
+		vfs_fadvise(file, pos, next - hva, POSIX_FADV_WILLNEED);
+		pos += next - hva;
+	}
+	fput(file);
 }

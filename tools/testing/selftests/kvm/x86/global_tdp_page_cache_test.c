@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Proves that memory that is a file's, and in the page cache, but that the VMM has not
- * touched, is mapped with the second fault in its 2MiB region, or by
- * KVM_POPULATE_MEMORY, if asked to; that what the page cache does not hold is neither
+ * touched, is mapped with the second fault in its 2MiB region, and ahead of a guest that
+ * goes through it, or by KVM_POPULATE_MEMORY, if asked to; that what the page cache does not hold is neither
  * read nor made; and that what userfaultfd or the VMM's own mapping guards stays alone.
  */
+#include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -22,6 +23,10 @@
 #define MEM_SIZE	SZ_8M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
 #define NR_REGIONS	(MEM_SIZE / SZ_2M)
+
+/* As much as it takes for faults to map as far ahead as they ever do, and more. */
+#define LONG_REGIONS	48
+#define LONG_SIZE	(LONG_REGIONS * (size_t)SZ_2M)
 
 #define HOST_TAG	1
 #define GUEST_TAG	1000000
@@ -48,29 +53,35 @@ static off_t file_offset(const struct gtdp_mem *mem)
 /* Have stamped pages in the page cache, by a mapping that is gone then. */
 static void fill_cache(struct gtdp_mem *mem, u64 first, u64 nr, u64 step)
 {
-	void *map = mmap(NULL, MEM_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, mem->fd,
+	void *map = mmap(NULL, mem->size, PROT_READ | PROT_WRITE, MAP_SHARED, mem->fd,
 			 file_offset(mem));
 	u64 i;
 
 	TEST_ASSERT(map != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
 	for (i = first; i < first + nr; i += step)
 		gtdp_stamp(map + i * PAGE_SIZE, 1, HOST_TAG + i);
-	munmap(map, MEM_SIZE);
+	munmap(map, mem->size);
 
 	/* Pages that are just being written are locked. */
 	TEST_ASSERT(!fsync(mem->fd), "fsync()");
 }
 
-static bool create(struct env *env, u64 features, enum gtdp_backing backing,
-		   u64 gpa, size_t offset)
+static bool __create(struct env *env, u64 features, enum gtdp_backing backing,
+		     size_t size, u64 gpa, size_t offset)
 {
-	if (!gtdp_mem_alloc(&env->mem, backing, MEM_SIZE, offset))
+	if (!gtdp_mem_alloc(&env->mem, backing, size, offset))
 		return false;
 
 	env->vm = gtdp_vm_create(features, 1, &env->vcpu);
 	gtdp_prefault_code(env->vcpu);
 	gtdp_add_slot(env->vm, GTDP_SLOT, 0, gpa, &env->mem);
 	return true;
+}
+
+static bool create(struct env *env, u64 features, enum gtdp_backing backing,
+		   u64 gpa, size_t offset)
+{
+	return __create(env, features, backing, MEM_SIZE, gpa, offset);
 }
 
 static void destroy(struct env *env)
@@ -82,7 +93,7 @@ static void destroy(struct env *env)
 /* Pages that the host has mapped, not only in the page cache. */
 static u64 nr_touched(void *hva, u64 size)
 {
-	u64 pfns[NR_PAGES];
+	static u64 pfns[LONG_SIZE / PAGE_SIZE];
 
 	return gtdp_get_pfns(hva, size / PAGE_SIZE, pfns);
 }
@@ -129,6 +140,22 @@ static u64 count_faults(u64 features, enum gtdp_backing backing, u64 gpa,
 	return faults;
 }
 
+/*
+ * The faults that it takes to go through so many regions: two for each of the first four,
+ * then one for a quarter of those that have been mapped by then, and for eight at most.
+ */
+static u64 faults_in_a_row(int nr)
+{
+	u64 faults = 0;
+	int run = 0;
+
+	while (run < nr) {
+		faults += run < 4 ? 2 : 1;
+		run += run < 4 ? 1 : min(run / 4, 8);
+	}
+	return faults;
+}
+
 static bool test_around(enum gtdp_backing backing)
 {
 	/* The host's own fault-around maps some, but less than a region. */
@@ -162,7 +189,7 @@ static bool test_misaligned(void)
 	TEST_ASSERT_EQ(count_faults(AROUND, GTDP_MEMFD, GTDP_GPA, 3 * PAGE_SIZE),
 		       3 * NR_REGIONS);
 	TEST_ASSERT_EQ(count_faults(AROUND, GTDP_FILE_PRIVATE, GTDP_GPA + 5 * PAGE_SIZE,
-				    PAGE_SIZE), 2 * (NR_REGIONS + 1));
+				    PAGE_SIZE), faults_in_a_row(NR_REGIONS + 1));
 	return true;
 }
 
@@ -287,6 +314,259 @@ static bool test_sparse(void)
 	return true;
 }
 
+static u64 file_blocks(struct gtdp_mem *mem)
+{
+	struct stat st;
+
+	TEST_ASSERT(!fstat(mem->fd, &st), "fstat()");
+	return st.st_blocks;
+}
+
+/* The guest reads all of so many regions, one after the other. */
+static u64 check_regions(struct env *env, u64 gpa, int first, int nr, bool down)
+{
+	u64 faults = 0, page;
+	int i;
+
+	for (i = 0; i < nr; i++) {
+		page = (down ? first - i : first + i) * GTDP_REGION_PAGES;
+		faults += gtdp_run(env->vcpu, GTDP_CHECK, gpa + page * PAGE_SIZE,
+				   GTDP_REGION_PAGES, HOST_TAG + page);
+	}
+	return faults;
+}
+
+static bool test_ahead(enum gtdp_backing backing, bool down)
+{
+	struct env env;
+
+	if (!__create(&env, AROUND, backing, LONG_SIZE, GTDP_GPA, 0))
+		return false;
+	fill_cache(&env.mem, 0, LONG_SIZE / PAGE_SIZE, 1);
+
+	TEST_ASSERT_EQ(check_regions(&env, GTDP_GPA, down ? LONG_REGIONS - 1 : 0, LONG_REGIONS,
+				     down), faults_in_a_row(LONG_REGIONS));
+
+	destroy(&env);
+	return true;
+}
+
+static bool test_ahead_memfd(void)
+{
+	return test_ahead(GTDP_MEMFD, false);
+}
+
+static bool test_ahead_private(void)
+{
+	return test_ahead(GTDP_FILE_PRIVATE, false);
+}
+
+static bool test_ahead_down(void)
+{
+	return test_ahead(GTDP_MEMFD, true);
+}
+
+/* Regions that are in two of the host's page tables, which are made ahead; slots have ends. */
+static bool test_ahead_misaligned(void)
+{
+	const u64 gpa = GTDP_GPA + 5 * PAGE_SIZE, nr = LONG_SIZE / PAGE_SIZE;
+	struct env env;
+	u64 faults;
+
+	if (!__create(&env, AROUND, GTDP_MEMFD, LONG_SIZE, gpa, 3 * PAGE_SIZE))
+		return false;
+	fill_cache(&env.mem, 0, nr, 1);
+
+	faults = gtdp_run(env.vcpu, GTDP_CHECK, gpa, nr, HOST_TAG);
+	TEST_ASSERT(faults <= 4 + faults_in_a_row(LONG_REGIONS + 1), "%lu faults", faults);
+
+	TEST_ASSERT(!madvise(env.mem.hva, LONG_SIZE, MADV_DONTNEED), "madvise()");
+	check_regions(&env, gpa, LONG_REGIONS - 1, LONG_REGIONS, true);
+
+	destroy(&env);
+	return true;
+}
+
+/* A fault on the first page of a region has not much more mapped, of that or any other. */
+static void check_no_row(struct env *env, int region)
+{
+	u64 before = nr_touched(env->mem.hva, LONG_SIZE), nr;
+
+	gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA + region * SZ_2M, 1,
+		 HOST_TAG + region * GTDP_REGION_PAGES);
+	nr = nr_touched(env->mem.hva, LONG_SIZE) - before;
+	TEST_ASSERT(nr <= GTDP_REGION_PAGES / 4, "%lu pages are mapped for one", nr);
+}
+
+/* A guest that stops, or goes on elsewhere, has no more than a quarter mapped in vain. */
+static bool test_ahead_no_further(void)
+{
+	const int nr = 9;
+	struct env env;
+
+	if (!__create(&env, AROUND, GTDP_MEMFD, LONG_SIZE, GTDP_GPA, 0))
+		return false;
+	fill_cache(&env.mem, 0, LONG_SIZE / PAGE_SIZE, 1);
+
+	check_regions(&env, GTDP_GPA, 0, nr, false);
+	TEST_ASSERT_EQ(nr_touched(env.mem.hva, LONG_SIZE), (nr + 1) * GTDP_REGION_PAGES);
+
+	/* Nor does it go on if what was mapped ahead was not wanted, as far as is known. */
+	if (kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST)
+		check_no_row(&env, nr + 1);
+	check_no_row(&env, nr + 3);
+
+	/* What has been taken away is no row. */
+	TEST_ASSERT(!madvise(env.mem.hva, LONG_SIZE, MADV_DONTNEED), "madvise()");
+	check_no_row(&env, nr);
+
+	destroy(&env);
+	return true;
+}
+
+/* What is not all in the page cache ends it, and nothing is made of what is not. */
+static bool test_ahead_holes(void)
+{
+	/* The fault before would map three regions at once. */
+	const u64 nr = 13, hole = nr * GTDP_REGION_PAGES, half = GTDP_REGION_PAGES / 2;
+	u64 blocks;
+	struct env env;
+
+	if (!__create(&env, AROUND, GTDP_MEMFD, LONG_SIZE, GTDP_GPA, 0))
+		return false;
+	fill_cache(&env.mem, 0, hole + half, 1);
+	fill_cache(&env.mem, hole + 2 * half, LONG_SIZE / PAGE_SIZE - hole - 2 * half, 1);
+	blocks = file_blocks(&env.mem);
+
+	check_regions(&env, GTDP_GPA, 0, nr, false);
+	TEST_ASSERT_EQ(nr_touched(env.mem.hva, LONG_SIZE), hole + half);
+	TEST_ASSERT_EQ(file_blocks(&env.mem), blocks);
+
+	/* Behind it, it begins anew. */
+	TEST_ASSERT_EQ(check_regions(&env, GTDP_GPA, nr + 1, 8, false), faults_in_a_row(8));
+
+	destroy(&env);
+	return true;
+}
+
+static bool test_ahead_uffd(void)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MISSING };
+	const int nr = 9;
+	struct uffd_msg msg;
+	struct env env;
+	int uffd;
+
+	if (!__create(&env, AROUND, GTDP_MEMFD, LONG_SIZE, GTDP_GPA, 0))
+		return false;
+	fill_cache(&env.mem, 0, LONG_SIZE / PAGE_SIZE, 1);
+
+	reg.range.start = (u64)env.mem.hva + nr * SZ_2M;
+	reg.range.len = LONG_SIZE - nr * SZ_2M;
+	uffd = syscall(__NR_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api) || ioctl(uffd, UFFDIO_REGISTER, &reg)) {
+		ksft_print_msg("no userfaultfd: %s\n", strerror(errno));
+		close(uffd);
+		destroy(&env);
+		return false;
+	}
+
+	check_regions(&env, GTDP_GPA, 0, nr, false);
+	TEST_ASSERT_EQ(nr_touched(env.mem.hva, LONG_SIZE), nr * GTDP_REGION_PAGES);
+	TEST_ASSERT(read(uffd, &msg, sizeof(msg)) < 0 && errno == EAGAIN, "An event was raised");
+
+	close(uffd);
+	destroy(&env);
+	return true;
+}
+
+/* Pages of the file that the page cache holds, of those of a region. */
+static u64 nr_cached(struct gtdp_mem *mem, int region)
+{
+	unsigned char in_core[GTDP_REGION_PAGES];
+	u64 i, nr = 0;
+	void *map;
+
+	map = mmap(NULL, SZ_2M, PROT_READ, MAP_SHARED, mem->fd, file_offset(mem) + region * SZ_2M);
+	TEST_ASSERT(map != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	TEST_ASSERT(!mincore(map, SZ_2M, in_core), "mincore()");
+	munmap(map, SZ_2M);
+
+	for (i = 0; i < GTDP_REGION_PAGES; i++)
+		nr += in_core[i] & 1;
+	return nr;
+}
+
+/* Have a file in memory no longer, if it is on a disk. */
+static bool drop_cache(struct gtdp_mem *mem)
+{
+	TEST_ASSERT(!fsync(mem->fd), "fsync()");
+	TEST_ASSERT(!posix_fadvise(mem->fd, 0, 0, POSIX_FADV_DONTNEED), "posix_fadvise()");
+	if (!nr_cached(mem, 0))
+		return true;
+
+	ksft_print_msg("the file is on no disk\n");
+	return false;
+}
+
+/* The guest reads so many pages of a region, far from each other. */
+static void read_apart(struct env *env, int region, int nr)
+{
+	u64 page;
+	int i;
+
+	for (i = 0; i < nr; i++) {
+		page = region * GTDP_REGION_PAGES + i * GTDP_REGION_PAGES / 4;
+		gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA + page * PAGE_SIZE, 1, HOST_TAG + page);
+	}
+}
+
+/* What was asked for before is there by now, i.e. before some of a region that nobody has read. */
+static void settle(struct env *env, int region)
+{
+	char c;
+
+	TEST_ASSERT_EQ(pread(env->mem.fd, &c, 1, file_offset(&env->mem) + region * SZ_2M), 1);
+}
+
+/*
+ * A guest that wants a region of a file that is not in the page cache has all of it read by
+ * its fourth fault there, which does not wait for that, if the VMM has not said that it
+ * wants pages here and there.
+ */
+static bool test_read_ahead(void)
+{
+	struct env env;
+	u64 before;
+
+	if (!create(&env, AROUND, GTDP_FILE_PRIVATE, GTDP_GPA, 3 * PAGE_SIZE))
+		return false;
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+	if (!drop_cache(&env.mem)) {
+		destroy(&env);
+		return false;
+	}
+
+	read_apart(&env, 0, 3);
+	before = nr_cached(&env.mem, 1);
+	settle(&env, 2);
+	TEST_ASSERT(nr_cached(&env.mem, 0) <= GTDP_REGION_PAGES * 3 / 4,
+		    "%lu pages were read for three", nr_cached(&env.mem, 0));
+	read_apart(&env, 0, 4);
+	gtdp_wait_until(nr_cached(&env.mem, 0) == GTDP_REGION_PAGES);
+	TEST_ASSERT_EQ(nr_cached(&env.mem, 1), before);
+
+	TEST_ASSERT(!madvise(env.mem.hva + SZ_2M, SZ_2M, MADV_RANDOM), "madvise()");
+	read_apart(&env, 1, 4);
+	settle(&env, 3);
+	TEST_ASSERT(nr_cached(&env.mem, 1) <= GTDP_REGION_PAGES / 4, "%lu pages were read for four",
+		    nr_cached(&env.mem, 1));
+
+	destroy(&env);
+	return true;
+}
+
 static bool test_populate(enum gtdp_backing backing)
 {
 	struct kvm_populate_memory sum;
@@ -316,14 +596,6 @@ static bool test_populate_memfd(void)
 static bool test_populate_private(void)
 {
 	return test_populate(GTDP_FILE_PRIVATE);
-}
-
-static u64 file_blocks(struct gtdp_mem *mem)
-{
-	struct stat st;
-
-	TEST_ASSERT(!fstat(mem->fd, &st), "fstat()");
-	return st.st_blocks;
 }
 
 /* Where the cache has holes, nothing is made; what comes later is mapped later. */
@@ -587,7 +859,7 @@ static void *zap(void *arg)
 	int i;
 
 	for (i = 0; !READ_ONCE(stop); i++) {
-		region = i % NR_REGIONS;
+		region = i % (env->mem.size / SZ_2M);
 		hva = env->mem.hva + region * SZ_2M;
 
 		gtdp_stamp(hva + SZ_1M, GTDP_REGION_PAGES / 2,
@@ -611,32 +883,44 @@ static void *populate_again(void *arg)
 	const struct env *env = arg;
 
 	while (!READ_ONCE(stop))
-		populate_cached(env->vm);
+		populate(env->vm, GTDP_GPA, env->mem.size, KVM_POPULATE_PAGE_CACHE);
 	return NULL;
 }
 
-static bool test_zapped(void)
+static bool check_beside_zaps(size_t size, bool populate)
 {
+	const u64 nr = size / PAGE_SIZE;
 	pthread_t threads[2];
 	struct env env;
 	int i;
 
-	if (!create(&env, POPULATE | AROUND, GTDP_FILE_PRIVATE, GTDP_GPA, 3 * PAGE_SIZE))
+	if (!__create(&env, POPULATE | AROUND, GTDP_FILE_PRIVATE, size, GTDP_GPA, 3 * PAGE_SIZE))
 		return false;
-	fill_cache(&env.mem, 0, NR_PAGES, 1);
+	fill_cache(&env.mem, 0, nr, 1);
 
 	stop = false;
 	pthread_create(&threads[0], NULL, zap, &env);
-	pthread_create(&threads[1], NULL, populate_again, &env);
+	if (populate)
+		pthread_create(&threads[1], NULL, populate_again, &env);
 	for (i = 0; i < NR_CHECKS; i++)
-		gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);
+		gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, nr, HOST_TAG);
 	WRITE_ONCE(stop, true);
-	for (i = 0; i < 2; i++)
+	for (i = 0; i <= populate; i++)
 		pthread_join(threads[i], NULL);
 
-	gtdp_check(env.mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_check(env.mem.hva, nr, HOST_TAG);
 	destroy(&env);
 	return true;
+}
+
+static bool test_zapped(void)
+{
+	return check_beside_zaps(MEM_SIZE, true);
+}
+
+static bool test_ahead_zapped(void)
+{
+	return check_beside_zaps(SZ_32M, false);
 }
 
 /* Nobody holds on to a page, when all is over. */
@@ -686,6 +970,15 @@ static const struct gtdp_test tests[] = {
 	{ "fault-around, shared file", test_around_shared },
 	{ "fault-around, misaligned", test_misaligned },
 	{ "a page here and there", test_sparse },
+	{ "ahead, memfd", test_ahead_memfd },
+	{ "ahead, private file", test_ahead_private },
+	{ "ahead, downwards", test_ahead_down },
+	{ "ahead, misaligned", test_ahead_misaligned },
+	{ "ahead, and no further", test_ahead_no_further },
+	{ "ahead, holes", test_ahead_holes },
+	{ "ahead, userfaultfd", test_ahead_uffd },
+	{ "ahead, beside zaps", test_ahead_zapped },
+	{ "read ahead", test_read_ahead },
 	{ "a file that is being read", test_being_read },
 	{ "written first", test_written_first },
 	{ "parameter", test_parameter },
