@@ -41,13 +41,6 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 #define GTDP_FAULTS_MAX		(U8_MAX >> GTDP_FAULTS_SHIFT)
 #define GTDP_FAULTS_CACHED	4
 
-/*
- * Once there have been so many, the rest of the region is read ahead.  The host has read
- * 128KiB, by default, around each of them, i.e. a quarter of it: no more than four times that
- * is read in vain.
- */
-#define GTDP_FAULTS_READ	4
-
 /* And where not to look into the page cache anymore, until something is found again. */
 #define GTDP_BACKOFF_CACHED	2
 
@@ -55,7 +48,7 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
  * While a guest goes through its memory, the first fault in a region has it mapped and, ahead
  * of the guest, as many in all as a quarter of those in a row that were mapped before, and
  * 16MiB at most.  So no more than that is mapped in vain, and the vCPU, as whoever waits for
- * SRCU, waits for the mapping of eight regions, i.e. for less than a millisecond.  Half
+ * SRCU, waits for the mapping of eight regions: for some 1.6 million instructions.  Half
  * of either has almost twice the faults, which are a fiftieth of the whole; twice as much
  * has a guest that stops pay for more.
  */
@@ -112,89 +105,98 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
  * Fault-around
  */
 
-/* Has the guest accessed the page, as far as is known without a lock? */
-static bool gtdp_is_accessed(struct kvm_vcpu *vcpu, gfn_t gfn)
+/*
+ * Has the guest accessed the page, as far as is known without a lock?  If @clear, forget
+ * it: what is mapped ahead counts as accessed.  If the guest was there just now, it seems
+ * not to have come as far as it has.
+ */
+static bool gtdp_is_accessed(struct kvm_vcpu *vcpu, gfn_t gfn, bool clear)
 {
+	bool accessed = false;
 	u64 spte, *sptep;
 
 	kvm_tdp_mmu_walk_lockless_begin();
+
 	sptep = kvm_tdp_mmu_fast_pf_get_last_sptep(vcpu, gfn, &spte);
+	if (sptep && is_shadow_present_pte(spte) &&
+	    is_last_spte(spte, sptep_to_sp(sptep)->role.level)) {
+		accessed = is_accessed_spte(spte);
+		if (clear && spte_ad_enabled(spte))
+			try_cmpxchg64(sptep, &spte, spte & ~shadow_accessed_mask);
+	}
+
 	kvm_tdp_mmu_walk_lockless_end();
 
-	return sptep && is_shadow_present_pte(spte) && is_accessed_spte(spte);
+	return accessed;
 }
 
 /*
- * A page that has been mapped ahead counts as accessed: not so this one, until it is.  If that
- * was just now, the guest seems not to have come as far as it has.
+ * The last of the regions in a row that faults have mapped, from below or above up to the
+ * region [@start, @end), if the guest has come to the last page of them.
  */
-static void gtdp_clear_accessed(struct kvm_vcpu *vcpu, gfn_t gfn)
+static struct kvm_gtdp_region *gtdp_find_row(struct kvm_vcpu *vcpu,
+					     const struct kvm_memory_slot *slot,
+					     gfn_t start, gfn_t end, bool *down)
 {
-	u64 spte, *sptep;
+	struct kvm_gtdp_region *below = NULL, *above = NULL;
 
-	/* It does not count anyway, and who harvests wants to know. */
-	if (kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_HARVEST))
-		return;
+	if (start > slot->base_gfn)
+		below = gtdp_region(slot, start - 1);
+	if (end < gtdp_slot_end(slot))
+		above = gtdp_region(slot, end);
 
-	kvm_tdp_mmu_walk_lockless_begin();
-	sptep = kvm_tdp_mmu_fast_pf_get_last_sptep(vcpu, gfn, &spte);
-	if (sptep && is_shadow_present_pte(spte) && !is_large_pte(spte))
-		try_cmpxchg64(sptep, &spte, spte & ~spte_shadow_accessed_mask(spte));
-	kvm_tdp_mmu_walk_lockless_end();
+	*down = above && (!below || READ_ONCE(above->fault_row) > READ_ONCE(below->fault_row));
+	if (*down)
+		return gtdp_is_accessed(vcpu, end, false) ? above : NULL;
+
+	return below && READ_ONCE(below->fault_row) &&
+	       gtdp_is_accessed(vcpu, start - 1, false) ? below : NULL;
 }
 
 /*
- * How many regions in a row faults have mapped, from below or above up to the region
- * [@start, @end), if the guest has come to the last page of them.
+ * All of the region of a fault is mapped, as is a @row before it: map what is ahead, like
+ * anything that nobody waits for.  Returns the last region of the row.
  */
-static int gtdp_find_row(struct kvm_vcpu *vcpu, const struct kvm_memory_slot *slot,
-			 gfn_t start, gfn_t end, bool *down)
-{
-	int row;
-
-	if (start > slot->base_gfn) {
-		row = READ_ONCE(gtdp_region(slot, start - 1)->fault_row);
-		*down = false;
-		if (row && gtdp_is_accessed(vcpu, start - 1))
-			return row;
-	}
-
-	if (end < gtdp_slot_end(slot)) {
-		row = READ_ONCE(gtdp_region(slot, end)->fault_row);
-		*down = true;
-		if (row && gtdp_is_accessed(vcpu, end))
-			return row;
-	}
-
-	return 0;
-}
-
-/* All of the region of a fault is mapped, as is a @row before it: map what is ahead. */
-static void gtdp_map_ahead(struct kvm_vcpu *vcpu, struct kvm_tdp_populate *p,
-			   const struct kvm_page_fault *fault, int row, bool down)
+static struct kvm_gtdp_region *gtdp_map_ahead(struct kvm_vcpu *vcpu,
+					      struct kvm_tdp_populate *p,
+					      const struct kvm_page_fault *fault,
+					      int *row, bool down)
 {
 	const struct kvm_memory_slot *slot = p->slot;
-	const int nr = row / GTDP_ROW_PER_AHEAD;
+	struct kvm_gtdp_region *r = NULL;
 	gfn_t gfn = fault->gfn, start, end, last;
-	int left = nr;
+	int nr = *row / GTDP_ROW_PER_AHEAD;
+	u64 installed;
+
+	/* Without Accessed bits, nobody knows whether the guest gets there. */
+	if (nr > 1 && !kvm_ad_enabled)
+		nr = 1;
+
+	p->background = true;
 
 	for (;;) {
 		start = gtdp_region_start(slot, gfn);
 		end = gtdp_region_end(start, gtdp_slot_end(slot));
-		if (gfn != fault->gfn &&
-		    (gtdp_populate_cached(p, start, end, fault, true) < 0 || p->absent))
-			return;
+		installed = p->installed;
+		if (r && (!kvm_tdp_may_charge(p) ||
+			  gtdp_populate_cached(p, start, end, fault, true) < 0 ||
+			  p->absent || p->installed == installed))
+			return r;
 
-		WRITE_ONCE(gtdp_region(slot, gfn)->fault_row, min(++row, GTDP_ROW_MAX));
+		r = gtdp_region(slot, gfn);
+		++*row;
 
-		/* After a second fault, the guest may have been there before. */
+		/*
+		 * After a second fault, the guest may have been there before; and to
+		 * know what it accesses may be somebody else's business.
+		 */
 		last = down ? start : end - 1;
-		if (nr && last != fault->gfn)
-			gtdp_clear_accessed(vcpu, last);
+		if (nr && last != fault->gfn && !kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_HARVEST))
+			gtdp_is_accessed(vcpu, last, true);
 
 		gfn = down ? start - 1 : end;
-		if (--left <= 0 || gfn - slot->base_gfn >= slot->npages || need_resched())
-			return;
+		if (--nr <= 0 || gfn - slot->base_gfn >= slot->npages || need_resched())
+			return r;
 	}
 }
 
@@ -206,11 +208,12 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 		.slot = slot,
 		.role = vcpu->arch.mmu->root_role,
 	};
-	struct kvm_gtdp_region *r;
+	struct kvm_gtdp_region *r, *before;
 	bool cached, down;
 	gfn_t start, end;
 	u8 n, faults;
-	int row;
+	int row = 0;
+	long ret;
 
 	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) ||
 	    !slot || !slot->arch.gtdp_regions ||
@@ -236,27 +239,31 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 
 	start = gtdp_region_start(slot, fault->gfn);
 	end = gtdp_region_end(start, gtdp_slot_end(slot));
-	row = gtdp_find_row(vcpu, slot, start, end, &down);
+	before = gtdp_find_row(vcpu, slot, start, end, &down);
+	if (before)
+		row = READ_ONCE(before->fault_row);
 	n = READ_ONCE(r->fault_backoff);
 	faults = min((n >> GTDP_FAULTS_SHIFT) + 1, GTDP_FAULTS_MAX);
 	n &= BIT(GTDP_FAULTS_SHIFT) - 1;
 	cached = kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE) && n <= GTDP_BACKOFF_CACHED &&
 		 (faults <= GTDP_FAULTS_CACHED || is_power_of_2(faults));
 	if (cached)
-		gtdp_populate_cached(&p, start, end, fault, row >= GTDP_ROW_PER_AHEAD);
+		ret = gtdp_populate_cached(&p, start, end, fault, row >= GTDP_ROW_PER_AHEAD);
 	else
-		kvm_tdp_populate(&p, start, end);
+		ret = kvm_tdp_populate(&p, start, end);
 
 	/* A guest that allocates page by page has nothing to find, mostly. */
 	n = p.installed ? 0 : min(n + 1, GTDP_BACKOFF_FAULTS);
 	WRITE_ONCE(r->fault_backoff, n | (p.absent ? faults << GTDP_FAULTS_SHIFT : 0));
 	WRITE_ONCE(r->fault_wait, BIT(n) - 1);
 
-	if (cached && p.absent && faults == GTDP_FAULTS_READ)
-		gtdp_read_ahead(slot, start, end, fault);
-
-	if (cached && p.installed && !p.absent)
-		gtdp_map_ahead(vcpu, &p, fault, row, down);
+	/* The row is known to its last region only, so that it ends when that is over. */
+	if (cached && ret > 0 && p.installed && !p.absent) {
+		if (before)
+			WRITE_ONCE(before->fault_row, 0);
+		r = gtdp_map_ahead(vcpu, &p, fault, &row, down);
+		WRITE_ONCE(r->fault_row, min(row, GTDP_ROW_MAX));
+	}
 	kvm_tdp_populate_end(&p);
 
 	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);

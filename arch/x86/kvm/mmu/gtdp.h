@@ -71,7 +71,7 @@ struct kvm_gtdp_region {
 	 */
 	u8 fault_wait;
 	u8 fault_backoff;
-	/* So many regions in a row, of which this is the last, were mapped by faults. */
+	/* If this is the last of regions in a row that faults have mapped: how many. */
 	u8 fault_row;
 };
 
@@ -269,8 +269,6 @@ const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *
 /* Page cache */
 int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
 			const struct kvm_page_fault *fault, bool wanted);
-void gtdp_read_ahead(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
-		     const struct kvm_page_fault *fault);
 
 /* Harvest */
 int gtdp_alloc_notes(struct kvm_memory_slot *slot);

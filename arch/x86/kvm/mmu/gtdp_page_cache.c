@@ -17,8 +17,6 @@
 #include "gtdp.h"
 #include "spte.h"
 
-#include <linux/fadvise.h>
-#include <linux/file.h>
 #include <linux/folio_batch.h>
 #include <linux/mm.h>
 #include <linux/moduleparam.h>
@@ -204,44 +202,4 @@ int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end
 
 	mmap_read_unlock(mm);
 	return r;
-}
-
-/*
- * Have the host read what the page cache does not hold of the region [@start, @end), which
- * the guest's @fault is in, as MADV_WILLNEED does.  That is not waited for.
- */
-void gtdp_read_ahead(const struct kvm_memory_slot *slot, gfn_t start, gfn_t end,
-		     const struct kvm_page_fault *fault)
-{
-	unsigned long hva = __gfn_to_hva_memslot(slot, start);
-	unsigned long hva_end = hva + ((end - start) << PAGE_SHIFT);
-	unsigned long next, piece;
-	struct mm_struct *mm = current->mm;
-	struct file *file = NULL;
-	struct vm_area_struct *vma;
-	loff_t pos;
-
-	if (!READ_ONCE(global_tdp_page_cache) || !mmap_read_trylock(mm))
-		return;
-
-	vma = vma_lookup(mm, __gfn_to_hva_memslot(slot, fault->gfn));
-	if (vma && gtdp_is_vma_cached(vma, fault) && !(vma->vm_flags & VM_RAND_READ)) {
-		file = get_file(vma->vm_file);
-		hva = max(hva, vma->vm_start);
-		hva_end = min(hva_end, vma->vm_end);
-		pos = (loff_t)linear_page_index(vma, hva) << PAGE_SHIFT;
-	}
-	mmap_read_unlock(mm);
-
-	if (!file)
-		return;
-
-	/* Of a larger piece, no more may be read, and the rest is left out. */
-	piece = (unsigned long)READ_ONCE(file->f_ra.ra_pages) << PAGE_SHIFT;
-	for ( ; piece && hva < hva_end; hva = next) {
-		next = min(hva_end, hva + piece);
-		vfs_fadvise(file, pos, next - hva, POSIX_FADV_WILLNEED);
-		pos += next - hva;
-	}
-	fput(file);
 }

@@ -502,7 +502,7 @@ static unsigned long background_limit(const struct page_counter *memory)
  * Whoever is charged above memory.high, of its cgroup or of one above, is to reclaim,
  * and to wait.  Walks in the background do neither, so they do without.
  */
-static bool may_charge(const struct kvm_tdp_populate *p)
+bool kvm_tdp_may_charge(const struct kvm_tdp_populate *p)
 {
 #ifdef CONFIG_MEMCG
 	struct mem_cgroup *memcg;
@@ -525,7 +525,7 @@ static void replace_sp(struct kvm_tdp_populate *p, struct kvm_mmu_page **sp)
 {
 	struct kvm_mmu_page *new = NULL;
 
-	if (may_charge(p))
+	if (kvm_tdp_may_charge(p))
 		new = tdp_mmu_alloc_sp_for_split(POPULATE_GFP, p->node - 1);
 
 	if (new && *sp)
@@ -557,7 +557,7 @@ static int topup_sps(struct kvm_tdp_populate *p, bool needed)
 /* Have a root if there is none, or none that is valid, with nothing locked. */
 static int make_root(struct kvm_tdp_populate *p)
 {
-	if (!may_charge(p))
+	if (!kvm_tdp_may_charge(p))
 		return -ENOMEM;
 
 	return kvm_tdp_mmu_create_root(p->kvm, p->role, POPULATE_GFP);
