@@ -83,6 +83,15 @@ static void populate(enum how how, uint64_t pages)
 	}
 }
 
+/* Of what a file is to be read ahead, one call reads no more than a request's worth. */
+static void advise(char *mem, uint64_t size, int advice)
+{
+	uint64_t piece = advice == MADV_WILLNEED ? 128 << 10 : size;
+
+	for (uint64_t at = 0; advice && at < size; at += piece)
+		check(!madvise(mem + at, piece, advice), "madvise");
+}
+
 static void restore(const struct way *way, int fd, uint64_t pages)
 {
 	uint64_t start, cpu, prepared, checked, written, check_faults, write_faults, zapped;
@@ -102,7 +111,7 @@ static void restore(const struct way *way, int fd, uint64_t pages)
 	mem = map_memory(pages * PAGE, shared ? MAP_SHARED : MAP_PRIVATE, fd);
 	set_memory(1, MEM_GPA, mem, pages * PAGE);
 	for (int i = 0; i <= resets; i++) {
-		check(!way->advice || !madvise(mem, pages * PAGE, way->advice), "madvise");
+		advise(mem, pages * PAGE, way->advice);
 		populate(way->how, pages);
 		prepared = now();
 		check_faults = run(guest_check, 0, pages, 1, STAMP);

@@ -7,6 +7,7 @@ Then the same for restoring a guest's memory from a snapshot file (lab.measure.r
 """
 
 import argparse
+import itertools
 import json
 import re
 import shlex
@@ -206,8 +207,13 @@ def _read() -> Iterator[Figure]:
 
 
 def _restored() -> dict[tuple[str, str], str]:
-    logs = [(whose, cache) for whose in ("stock", "ours") for cache in restore.CACHES]
-    return {log: (DIRECTORY / f"restore.{'.'.join(log)}").read_text() for log in logs}
+    found = {}
+    for whose, cache in itertools.product(("stock", "ours"), restore.CACHES):
+        log = DIRECTORY / f"restore.{whose}.{cache}"
+        if not log.exists():
+            raise LabError(f"restore has not been measured on {whose} modules, {cache}")
+        found[whose, cache] = log.read_text()
+    return found
 
 
 def parse(whose: str, text: str) -> Iterator[Figure]:

@@ -27,7 +27,8 @@ CACHES = {
 }
 _MIB = 64
 _TITLES = {
-    cache: f"Restoring {_MIB} MiB from a snapshot file, {title}" for cache, title in CACHES.items()
+    cache: f"Restoring {_MIB} MiB from a snapshot file, {title}"
+    for cache, title in CACHES.items()
 }
 
 _LABELS = {
@@ -58,8 +59,9 @@ Instructions per 4 KiB page: prepare is from mmap() to the first KVM_RUN, check 
 guest has read all pages, write until it has written to one of {WRITE_STEP}; CPU is the whole of
 it, the follower's and the guest's included, less what is waited; faults are those of check and
 of write. Cold: the file is read from a disk that takes no time, so real disks add theirs to
-the first touch or to prepare, as does the slow one here, an instruction a ns. The follower's prepare is mostly sleep. Each first write copies
-a page on the host, which zaps what was mapped: two faults a page on stock, one with ours."""
+the first touch or to prepare, as the slow one does here, an instruction a ns. The follower's
+prepare is mostly sleep. Each first write copies a page on the host, which zaps what was
+mapped: two faults a page on stock, one with ours."""
 
 Run = Mapping[str, int | str]
 
@@ -84,7 +86,7 @@ def script(log: Path) -> str:
 
 
 def disk(mib: int, us: int = 0) -> str:
-    """Return shell commands that have a disk of ext4 in TMPDIR, for SNAPSHOT if it takes no time."""
+    """Return shell commands that have a disk of ext4 in TMPDIR: for SNAPSHOT, if not slow."""
     return f"""
 disk_mib={mib} disk_us={us or ""}
 . "$LAB_GUEST/disk.sh"

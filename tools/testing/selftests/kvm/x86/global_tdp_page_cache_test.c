@@ -2,8 +2,9 @@
 /*
  * Proves that memory that is a file's, and in the page cache, but that the VMM has not
  * touched, is mapped with the second fault in its 2MiB region, and ahead of a guest that
- * goes through it, or by KVM_POPULATE_MEMORY, if asked to; that what the page cache does not hold is neither
- * read nor made; and that what userfaultfd or the VMM's own mapping guards stays alone.
+ * goes through it, or by KVM_POPULATE_MEMORY, if asked to; that what the page cache does
+ * not hold is neither read nor made; and that what userfaultfd or the VMM's own mapping
+ * guards stays alone.
  */
 #include <pthread.h>
 #include <string.h>
