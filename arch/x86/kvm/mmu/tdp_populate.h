@@ -71,8 +71,8 @@ static inline unsigned int tdp_next_run(const struct kvm_tdp_populate *p, unsign
 	for (i = tdp_next_run(p, first, stop, &end); i < stop;		\
 	     i = tdp_next_run(p, end, stop, &end))
 
-bool kvm_tdp_may_charge(const struct kvm_tdp_populate *p);
 long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end);
 void kvm_tdp_populate_end(struct kvm_tdp_populate *p);
+bool kvm_tdp_may_charge(const struct kvm_tdp_populate *p);
 
 #endif /* __KVM_X86_MMU_TDP_POPULATE_H */
