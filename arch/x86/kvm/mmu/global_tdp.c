@@ -107,8 +107,11 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 
 /*
  * Has the guest accessed the page, as far as is known without a lock?  If @clear, forget
- * it: what is mapped ahead counts as accessed.  If the guest was there just now, it seems
- * not to have come as far as it has.
+ * it: what is mapped ahead counts as accessed.
+ *
+ * RCU keeps the page table, and the compare-exchange fails if anyone, a CPU included, has
+ * written to the SPTE since.  There is no flush, as after ageing: if the guest was there
+ * just now, it seems not to have come as far as it has.
  */
 static bool gtdp_is_accessed(struct kvm_vcpu *vcpu, gfn_t gfn, bool clear)
 {
@@ -138,19 +141,20 @@ static struct kvm_gtdp_region *gtdp_find_row(struct kvm_vcpu *vcpu,
 					     const struct kvm_memory_slot *slot,
 					     gfn_t start, gfn_t end, bool *down)
 {
-	struct kvm_gtdp_region *below = NULL, *above = NULL;
+	u8 below = 0, above = 0;
+	gfn_t gfn;
 
 	if (start > slot->base_gfn)
-		below = gtdp_region(slot, start - 1);
+		below = READ_ONCE(gtdp_region(slot, start - 1)->fault_row);
 	if (end < gtdp_slot_end(slot))
-		above = gtdp_region(slot, end);
+		above = READ_ONCE(gtdp_region(slot, end)->fault_row);
 
-	*down = above && (!below || READ_ONCE(above->fault_row) > READ_ONCE(below->fault_row));
-	if (*down)
-		return gtdp_is_accessed(vcpu, end, false) ? above : NULL;
+	*down = above > below;
+	gfn = *down ? end : start - 1;
+	if (!(below | above) || !gtdp_is_accessed(vcpu, gfn, false))
+		return NULL;
 
-	return below && READ_ONCE(below->fault_row) &&
-	       gtdp_is_accessed(vcpu, start - 1, false) ? below : NULL;
+	return gtdp_region(slot, gfn);
 }
 
 /*

@@ -323,6 +323,34 @@ static bool test_sparse(void)
 	return true;
 }
 
+/* Have userfaultfd told of faults in some of the memory; -1, and says so, if it can't be. */
+static int arm(const struct env *env, u64 offset, u64 len, u64 mode,
+	       u64 features)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = features };
+	struct uffdio_register reg = {
+		.range = { .start = (u64)env->mem.hva + offset, .len = len },
+		.mode = mode,
+	};
+	int uffd;
+
+	uffd = syscall(__NR_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	if (uffd >= 0 && !ioctl(uffd, UFFDIO_API, &api) && !ioctl(uffd, UFFDIO_REGISTER, &reg))
+		return uffd;
+
+	ksft_print_msg("no userfaultfd: %s\n", strerror(errno));
+	close(uffd);
+	return -1;
+}
+
+static void check_no_event(int uffd, const char *name)
+{
+	struct uffd_msg msg;
+
+	TEST_ASSERT(read(uffd, &msg, sizeof(msg)) < 0 && errno == EAGAIN,
+		    "%s: an event was raised", name);
+}
+
 static u64 file_blocks(struct gtdp_mem *mem)
 {
 	struct stat st;
@@ -466,10 +494,7 @@ static bool test_ahead_holes(void)
 
 static bool test_ahead_uffd(void)
 {
-	struct uffdio_api api = { .api = UFFD_API };
-	struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MISSING };
 	const int nr = 9;
-	struct uffd_msg msg;
 	struct env env;
 	int uffd;
 
@@ -477,19 +502,15 @@ static bool test_ahead_uffd(void)
 		return false;
 	fill_cache(&env.mem, 0, SOME_PAGES, 1);
 
-	reg.range.start = (u64)env.mem.hva + nr * SZ_2M;
-	reg.range.len = LONG_SIZE - nr * SZ_2M;
-	uffd = syscall(__NR_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-	if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api) || ioctl(uffd, UFFDIO_REGISTER, &reg)) {
-		ksft_print_msg("no userfaultfd: %s\n", strerror(errno));
-		close(uffd);
+	uffd = arm(&env, nr * SZ_2M, LONG_SIZE - nr * SZ_2M, UFFDIO_REGISTER_MODE_MISSING, 0);
+	if (uffd < 0) {
 		destroy(&env);
 		return false;
 	}
 
 	check_regions(&env, GTDP_GPA, 0, nr, false);
 	TEST_ASSERT_EQ(nr_touched(env.mem.hva, LONG_SIZE), nr * GTDP_REGION_PAGES);
-	TEST_ASSERT(read(uffd, &msg, sizeof(msg)) < 0 && errno == EAGAIN, "An event was raised");
+	check_no_event(uffd, "ahead");
 
 	close(uffd);
 	destroy(&env);
@@ -597,31 +618,25 @@ static void check_guarded(struct env *env, const char *why)
 
 static bool test_uffd(u64 mode, u64 features, const char *name)
 {
-	struct uffdio_api api = { .api = UFFD_API, .features = features };
-	struct uffdio_register reg = { .mode = mode };
-	struct uffd_msg msg;
+	struct uffdio_range range = { .len = GUARDED };
 	struct env env;
 	int uffd;
 
 	if (!create(&env, POPULATE | AROUND, GTDP_MEMFD, GTDP_GPA, 0))
 		return false;
 
-	reg.range.start = (u64)env.mem.hva;
-	reg.range.len = GUARDED;
-	uffd = syscall(__NR_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-	if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api) || ioctl(uffd, UFFDIO_REGISTER, &reg)) {
-		ksft_print_msg("no userfaultfd: %s\n", strerror(errno));
-		close(uffd);
+	range.start = (u64)env.mem.hva;
+	uffd = arm(&env, 0, range.len, mode, features);
+	if (uffd < 0) {
 		destroy(&env);
 		return false;
 	}
 
 	check_guarded(&env, name);
-	TEST_ASSERT(read(uffd, &msg, sizeof(msg)) < 0 && errno == EAGAIN,
-		    "%s: an event was raised", name);
+	check_no_event(uffd, name);
 
 	/* The guest goes on when all is over. */
-	TEST_ASSERT(!ioctl(uffd, UFFDIO_UNREGISTER, &reg.range), "UFFDIO_UNREGISTER");
+	TEST_ASSERT(!ioctl(uffd, UFFDIO_UNREGISTER, &range), "UFFDIO_UNREGISTER");
 	close(uffd);
 	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);
 	TEST_ASSERT_EQ(populate_cached(env.vm).absent, 0);
