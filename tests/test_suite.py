@@ -204,6 +204,26 @@ class Chosen(unittest.TestCase):
         lanes = [[test.name for test in lane] for lane in tests.inner(3)]
         self.assertEqual(lanes, [["global_tdp_follow_test"], ["global_tdp_api_test"], []])
 
+    def test_what_others_run_once_is_each_but_those_of_minutes(self) -> None:
+        wanted = [f"global_tdp_{name}_test" for name in ("api", "churn", "manners")]
+        programs = [f"x86_64/{name}" for name in wanted]
+        with mock.patch.object(tests, "_programs", return_value=programs):
+            names = [test.name for lane in tests.spread(2) for test in lane]
+        self.assertCountEqual(names, wanted[:2])
+
+    def test_bochs_is_spared_races_unless_they_are_wanted(self) -> None:
+        churn = "global_tdp_churn_test"
+        self.assertNotIn(churn, [test.name for test in tests.on_ept()])
+        self.assertIn("global_tdp_api_test", [test.name for test in tests.on_ept()])
+        self.assertIn(churn, [test.name for test in tests.on_ept([churn])])
+
+    def test_a_part_that_is_run_with_other_parameters(self) -> None:
+        name = "x86_64/global_tdp_page_cache_test"
+        with mock.patch.object(tests, "_programs", return_value=[name]):
+            (test,) = tests.variants("ept")
+        self.assertEqual(test.name.split(", ")[0], name.removeprefix("x86_64/"))
+        self.assertEqual(source_of(name).read_text().count(f'{{ "{test.argv[-1]}"'), 1)
+
     def test_parts_that_go_by_the_parameter(self) -> None:
         follow = tests.by_parameter(["global_tdp_follow_test"])[0]
         source = source_of("x86_64/global_tdp_follow_test")

@@ -29,10 +29,11 @@ from lab.shell import console
 from lab.source import copies, tree
 
 NEWER = "newer"
-PARTS = ("lint", "unit", "npt", "ept", "tools", "host", "stock", NEWER)
-ASKED_FOR = ("tools", "host")
-"""Parts that are left out unless they are named: make test-tools, make test-host-check."""
-OF_NEWER = ("lint", "unit", "npt")
+PARTS = ("lint", "unit", "once", "npt", "ept", "tools", "host", "stock", NEWER)
+ASKED_FOR = ("once", "tools", "host")
+"""Parts that are left out unless they are named: make test-tools, make test-host-check; and
+what is less than npt."""
+OF_NEWER = ("lint", "unit", "once")
 """Those that are run of newer series, too, which others may have to wait for."""
 _NEWER_SECONDS = 2700
 
@@ -48,6 +49,8 @@ _EPT_TIMEOUT = 60
 """Seconds of the guest, of which one takes Bochs up to eight."""
 
 Do = Callable[[Part], None]
+Spread = Callable[[int], list[list[Test]]]
+"""Tests, by machine, for so many machines."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
     steps = {
         "lint": [Step("lint", _lint)],
         "unit": [Step("unit tests of the lab", _unit, alone=True)],
+        "once": _once(tests.spread, wanted, checked=True),
         "npt": [
             Step(f"series' tests, NPT, {OFF}", _npt(OFF, wanted)),
             Step(
@@ -144,18 +148,8 @@ def check(args: argparse.Namespace) -> int:
     All but seven tests, in some machines; or those that are named, then late and with other
     parameters, too.
     """
-    title = f"series' tests, NPT, {ON}{f', {_CHECKED}' * args.checked}"
-    if wanted := args.tests.split():
-        steps = [Step(title, _npt(ON, wanted, checked=args.checked), checked=args.checked)]
-    else:
-        steps = [
-            Step(
-                f"{title}, machine {lane + 1} of {_LANES}",
-                _share(lane, checked=args.checked),
-                checked=args.checked,
-            )
-            for lane in range(_LANES)
-        ]
+    wanted = args.tests.split()
+    steps = _once(tests.inner, wanted, checked=args.checked)
     return report.show(_run(steps, build=True, wanted=wanted))
 
 
@@ -326,10 +320,25 @@ def _other(version: str, command: Sequence[str]) -> int:
         raise
 
 
-def _share(lane: int, *, checked: bool) -> Do:
+def _once(spread: Spread, wanted: Sequence[str], *, checked: bool) -> list[Step]:
+    """Return what runs the series' tests, each in one machine; or all ways of the wanted."""
+    title = f"series' tests, NPT, {ON}{f', {_CHECKED}' * checked}"
+    if wanted:
+        return [Step(title, _npt(ON, wanted, checked=checked), checked=checked)]
+    return [
+        Step(
+            f"{title}, machine {lane + 1} of {_LANES}",
+            _share(spread, lane, checked=checked),
+            checked=checked,
+        )
+        for lane in range(_LANES)
+    ]
+
+
+def _share(spread: Spread, lane: int, *, checked: bool) -> Do:
     def step(part: Part) -> None:
         private = tests.private() if checked else []
-        chosen = [*tests.inner(_LANES)[lane], *private[lane::_LANES]]
+        chosen = [*spread(_LANES)[lane], *private[lane::_LANES]]
         done = machines.on_npt(f"npt {ON}", chosen, ON, checked=checked)
         machine = "npt, checked" if checked else "npt"
         part.outcomes += _expected(done, machine, {test.name for test in private})
@@ -373,7 +382,7 @@ def _kind(kind: str, wanted: Sequence[str]) -> Do:
 def _ept(params: str, wanted: Sequence[str]) -> Do:
     def step(part: Part) -> None:
         probes.build()
-        chosen = [*tests.anywhere(wanted), *tests.variants("ept", wanted), *tests.pml(wanted)]
+        chosen = [*tests.on_ept(wanted), *tests.variants("ept", wanted), *tests.pml(wanted)]
         chosen += tests.unknown_level(wanted)
         chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
         done = machines.on_ept(f"ept {params}", chosen, params, _EPT_SECONDS)

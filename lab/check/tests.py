@@ -25,7 +25,7 @@ _LONG = 300
 _OURS = "x86_64/global_tdp_"
 
 _PERF = ("-b", "16M", "-v", "2")
-_DIRTY_RING = ("-M", "dirty-ring", "-I", "100", "-i", "6")
+_DIRTY_RING = ("-M", "dirty-ring", "-I", "100", "-i", "3")
 """Every 10 ms, as by default, it asks more of a vCPU than a slow one gets done: with stock
 modules, too, it then takes old values for lost writes."""
 
@@ -34,13 +34,13 @@ _ARGUMENTS: dict[str, list[tuple[str, ...]]] = {
     "demand_paging_test": [_PERF, (*_PERF, "-u", "MINOR", "-s", "shmem")],
     "dirty_log_perf_test": [(*_PERF, "-i", "2")],
     "dirty_log_test": [
-        ("-M", "dirty-log", "-i", "10"),
-        ("-M", "clear-log", "-i", "10"),
+        ("-M", "dirty-log", "-i", "3"),
+        ("-M", "clear-log", "-i", "3"),
         _DIRTY_RING,
     ],
     "kvm_page_table_test": [("-b", "64M", "-v", "2")],
     "max_guest_memory_test": [("-c", "2", "-m", "1", "-s", "1")],
-    "memslot_modification_stress_test": [("-i", "20")],
+    "memslot_modification_stress_test": [("-i", "8")],
     # But for the last, RW: it was not done with its memory in the 10 s that it then was given.
     "memslot_perf_test": [("-l", "1", "-s", "64", "-e", "4")],
     "mmu_stress_test": [("-c", "2", "-m", "1", "-s", "1")],
@@ -78,17 +78,18 @@ _VARIANTS = {
     "npt": (
         "nx_huge_pages=force",
         f'old=$(cat {_NX}); echo force >{_NX} && "$0" "$@"; s=$?; echo $old >{_NX}; exit $s',
-        ("populate", "dirty", "root"),
+        {"populate": "", "dirty": "", "root": ""},
     ),
     "ept": (
         "eptad=0",
         '. "$LAB_GUEST/modules.sh"; reload kvm_intel eptad=0 && "$0" "$@"; s=$?; '
         "reload kvm_intel; exit $s",
-        ("populate", "dirty"),
+        {"populate": "", "dirty": "", "page_cache": "ahead, and no further"},
     ),
 }
 """Parameters to run some of the series' tests with, too, in the same boot: how they are
-called, how they are set, and which tests. EPT has 4 levels, NPT 5 (`-cpu max`)."""
+called, how they are set, and which tests, or parts of them. EPT has 4 levels, NPT 5
+(`-cpu max`)."""
 
 _ON_DISK = {f"global_tdp_{name}_test" for name in ("populate", "page_cache")}
 """Tests of the series that are about files, which are on a disk where a machine has one."""
@@ -112,9 +113,11 @@ _SECONDS = {
     name: seconds
     for seconds, names in (
         (130, "budget"),
-        (45, "follow"),
-        (17, "death notifier api"),
+        (70, "page_cache churn"),
         (60, "manners"),
+        (45, "follow"),
+        (30, "harvest"),
+        (17, "death notifier api"),
         (13, "thread"),
         (12, "uffd populate dirty poison"),
         (9, "nested root"),
@@ -144,6 +147,8 @@ _ONLY_DELAYED = {"global_tdp_churn_test"}
 MANNERS = "global_tdp_manners_test"
 _ONLY_NPT = {"global_tdp_budget_test", MANNERS}
 """What takes minutes of a machine of usual speed, and is the same on any."""
+_NOT_EPT = {f"global_tdp_{name}_test" for name in ("churn", "death", "thread")}
+"""What takes minutes on Bochs, and is about races, which it has few of, and processes."""
 
 _NOT_INNER = {
     f"global_tdp_{name}_test"
@@ -175,8 +180,11 @@ _OF_CPUS = re.compile(
     r"|triple_fault|tsc|ucna|userspace_|vmx_|xapic|xcr0|xen_vmcall|xss)"
     r"|coalesced_io|guest_print|system_counter)\w*"
 )
-"""The kernel's own tests of what a CPU, its interrupts or its clocks do: they are run with
-global_tdp=1, the others with 0, too."""
+"""The kernel's own tests of what a CPU, its interrupts or its clocks do."""
+
+_LONGEST = {"kvm_create_max_vcpus", "set_memory_region_test", "x86_64/hyperv_tlb_flush"}
+"""Those that take a minute or two each, and little of what the series has in an MMU that it is
+not to change. They and the tests of CPUs are run with global_tdp=1, the others with 0, too."""
 
 _LEFT_OUT = {
     "hardware_disable_test": "left out: does not end within 120 s on an emulated CPU",
@@ -350,6 +358,11 @@ def anywhere(wanted: Sequence[str] = ()) -> list[Test]:
     return [test for test in ours(wanted) if wanted or test.name not in _ONLY_NPT]
 
 
+def on_ept(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return those that Bochs runs, or those that are `wanted`."""
+    return [test for test in anywhere(wanted) if wanted or test.name not in _NOT_EPT]
+
+
 def on_npt(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series, in all the ways that the default machine runs them."""
     plain = [test for test in ours(wanted) if wanted or test.name not in _ONLY_DELAYED]
@@ -361,14 +374,23 @@ def inner(lanes: int) -> list[list[Test]]:
 
     All but some that are long, for it to stay under two minutes.
     """
-    spread: list[list[Test]] = [[] for _ in range(lanes)]
+    return _spread((test for test in ours() if test.name not in _NOT_INNER), lanes)
+
+
+def spread(lanes: int) -> list[list[Test]]:
+    """Return what any machine runs, by machine."""
+    return _spread(anywhere(), lanes)
+
+
+def _spread(chosen: Iterable[Test], lanes: int) -> list[list[Test]]:
+    by_lane: list[list[Test]] = [[] for _ in range(lanes)]
     sums = [0] * lanes
-    weighed = [(_seconds(test), test) for test in ours() if test.name not in _NOT_INNER]
+    weighed = [(_seconds(test), test) for test in chosen]
     for seconds, test in sorted(weighed, key=lambda pair: -pair[0]):
         lane = sums.index(min(sums))
-        spread[lane].append(test)
+        by_lane[lane].append(test)
         sums[lane] += seconds
-    return spread
+    return by_lane
 
 
 def _seconds(test: Test) -> int:
@@ -416,12 +438,19 @@ def by_parameter(wanted: Sequence[str] = ()) -> list[Test]:
 
 def variants(backend: str, wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series that are run with other parameters, too."""
-    title, script, names = _VARIANTS[backend]
-    chosen = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in names}
+    title, script, parts_of = _VARIANTS[backend]
+    parts = {
+        f"{_OURS.removeprefix('x86_64/')}{name}_test": [part] * bool(part)
+        for name, part in parts_of.items()
+    }
     return [
-        replace(test, name=f"{test.name}, {title}", argv=("sh", "-c", script, *test.argv))
+        replace(
+            test,
+            name=", ".join((test.name, *parts[test.name], title)),
+            argv=("sh", "-c", script, *test.argv, *parts[test.name]),
+        )
         for test in ours()
-        if test.name in chosen and (not wanted or test.name in wanted)
+        if test.name in parts and (not wanted or test.name in wanted)
     ]
 
 
@@ -431,7 +460,7 @@ def pml(wanted: Sequence[str] = ()) -> list[Test]:
         return []
     modes = (
         ("-M", "dirty-log", "-i", "3"),
-        (*_DIRTY_RING[:-1], "3"),
+        _DIRTY_RING,
     )
     return [
         Test("PML is on", ("grep", "Y", "/sys/module/kvm_intel/parameters/pml")),
@@ -481,8 +510,12 @@ def stock(wanted: Sequence[str] = ()) -> list[Test]:
 
 
 def of_memory() -> list[Test]:
-    """Return the tests the kernel already has, but those of CPUs."""
-    return list(_stock(name for name in _kernels() if not _OF_CPUS.fullmatch(name)))
+    """Return the tests the kernel already has, but those of CPUs, and the longest."""
+    return list(
+        _stock(
+            name for name in _kernels() if not _OF_CPUS.fullmatch(name) and name not in _LONGEST
+        )
+    )
 
 
 def private(wanted: Sequence[str] = ()) -> list[Test]:

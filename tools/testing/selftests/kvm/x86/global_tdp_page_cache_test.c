@@ -36,14 +36,20 @@
 /* How often the guest checks all of its memory beside a host that takes it away. */
 #define NR_CHECKS	30
 
-#define AROUND		(KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_PAGE_CACHE)
 #define POPULATE	KVM_GLOBAL_TDP_POPULATE
+#define AROUND		(KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_PAGE_CACHE | POPULATE)
 
 struct env {
 	struct kvm_vm *vm;
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 };
+
+/* Of a process that has a memory cgroup of its own. */
+static struct {
+	struct env env;
+	char *cgroup;
+} limited;
 
 static bool stop;
 
@@ -68,15 +74,23 @@ static void fill_cache(struct gtdp_mem *mem, u64 first, u64 nr, u64 step)
 	TEST_ASSERT(!fsync(mem->fd), "fsync()");
 }
 
+static void create_vm(struct env *env, u64 features, u64 gpa)
+{
+	env->vm = gtdp_vm_create(features, 1, &env->vcpu);
+	if (features != GTDP_DEFAULT && features & POPULATE)
+		gtdp_populate_code(env->vm);
+	else
+		gtdp_prefault_code(env->vcpu);
+	gtdp_add_slot(env->vm, GTDP_SLOT, 0, gpa, &env->mem);
+}
+
 static bool __create(struct env *env, u64 features, enum gtdp_backing backing,
 		     size_t size, u64 gpa, size_t offset)
 {
 	if (!gtdp_mem_alloc(&env->mem, backing, size, offset))
 		return false;
 
-	env->vm = gtdp_vm_create(features, 1, &env->vcpu);
-	gtdp_prefault_code(env->vcpu);
-	gtdp_add_slot(env->vm, GTDP_SLOT, 0, gpa, &env->mem);
+	create_vm(env, features, gpa);
 	return true;
 }
 
@@ -236,7 +250,7 @@ static bool test_parameter(void)
 	u64 faults, off;
 	struct env env;
 
-	if (!create(&env, AROUND | POPULATE, GTDP_FILE_PRIVATE, GTDP_GPA, 0))
+	if (!create(&env, AROUND, GTDP_FILE_PRIVATE, GTDP_GPA, 0))
 		return false;
 	fill_cache(&env.mem, 0, NR_PAGES, 1);
 	if (!gtdp_set_param("global_tdp_page_cache", "N")) {
@@ -492,6 +506,50 @@ static bool test_ahead_holes(void)
 	return true;
 }
 
+/* Nothing is mapped ahead that would be charged to whoever has to reclaim for it. */
+static void limited_vmm(void)
+{
+	struct env *env = &limited.env;
+	const int nr = 8;
+	char text[32];
+
+	create_vm(env, AROUND, GTDP_GPA);
+	check_regions(env, GTDP_GPA, 0, nr, false);
+
+	snprintf(text, sizeof(text), "%lu",
+		 gtdp_read_number(limited.cgroup, "memory.current") / 2);
+	TEST_ASSERT(gtdp_write_file(limited.cgroup, "memory.high", text),
+		    "Can't set memory.high");
+	check_regions(env, GTDP_GPA, nr, 1, false);
+	TEST_ASSERT(gtdp_write_file(limited.cgroup, "memory.high", "max"),
+		    "Can't set memory.high");
+
+	TEST_ASSERT_EQ(nr_touched(env->mem.hva, LONG_SIZE), (nr + 1) * GTDP_REGION_PAGES);
+
+	kvm_vm_free(env->vm);
+	_exit(0);
+}
+
+static bool test_ahead_limited(void)
+{
+	struct env *env = &limited.env;
+
+	if (!gtdp_mem_alloc(&env->mem, GTDP_MEMFD, LONG_SIZE, 0))
+		return false;
+	limited.cgroup = gtdp_cgroup_create(NULL, "memory");
+	if (!limited.cgroup) {
+		gtdp_mem_free(&env->mem);
+		return false;
+	}
+
+	fill_cache(&env->mem, 0, SOME_PAGES, 1);
+	gtdp_check_exit(gtdp_start(limited.cgroup, limited_vmm));
+
+	gtdp_cgroup_destroy(limited.cgroup);
+	gtdp_mem_free(&env->mem);
+	return true;
+}
+
 static bool test_ahead_uffd(void)
 {
 	const int nr = 9;
@@ -622,7 +680,7 @@ static bool test_uffd(u64 mode, u64 features, const char *name)
 	struct env env;
 	int uffd;
 
-	if (!create(&env, POPULATE | AROUND, GTDP_MEMFD, GTDP_GPA, 0))
+	if (!create(&env, AROUND, GTDP_MEMFD, GTDP_GPA, 0))
 		return false;
 
 	range.start = (u64)env.mem.hva;
@@ -680,7 +738,7 @@ static bool test_lock_on_fault(void)
 {
 	struct env env;
 
-	if (!create(&env, POPULATE | AROUND, GTDP_MEMFD, GTDP_GPA, 0))
+	if (!create(&env, AROUND, GTDP_MEMFD, GTDP_GPA, 0))
 		return false;
 
 	TEST_ASSERT(!mlock2(env.mem.hva, GUARDED, MLOCK_ONFAULT), "mlock2()");
@@ -838,7 +896,7 @@ static bool check_beside_zaps(size_t size, bool populate)
 	struct env env;
 	int i;
 
-	if (!__create(&env, POPULATE | AROUND, GTDP_FILE_PRIVATE, size, GTDP_GPA, 3 * PAGE_SIZE))
+	if (!__create(&env, AROUND, GTDP_FILE_PRIVATE, size, GTDP_GPA, 3 * PAGE_SIZE))
 		return false;
 	fill_cache(&env.mem, 0, nr, 1);
 
@@ -873,7 +931,7 @@ static bool test_not_held(void)
 	u64 pfns[NR_PAGES];
 	struct env env;
 
-	if (!create(&env, POPULATE | AROUND, GTDP_MEMFD, GTDP_GPA, 3 * PAGE_SIZE))
+	if (!create(&env, AROUND, GTDP_MEMFD, GTDP_GPA, 3 * PAGE_SIZE))
 		return false;
 	fill_cache(&env.mem, 0, NR_PAGES, 1);
 	populate_cached(env.vm);
@@ -920,6 +978,7 @@ static const struct gtdp_test tests[] = {
 	{ "ahead, misaligned", test_ahead_misaligned },
 	{ "ahead, and no further", test_ahead_no_further },
 	{ "ahead, holes", test_ahead_holes },
+	{ "ahead, memory cgroup above memory.high", test_ahead_limited },
 	{ "ahead, userfaultfd", test_ahead_uffd },
 	{ "ahead, beside zaps", test_ahead_zapped },
 	{ "a file that is being read", test_being_read },
@@ -944,9 +1003,10 @@ static const struct gtdp_test tests[] = {
 	{ "errors", test_errors },
 };
 
-int main(void)
+/* Takes part of the name of a test, to leave out all others. */
+int main(int argc, char *argv[])
 {
 	gtdp_require(KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_POPULATE |
 		     KVM_GLOBAL_TDP_PAGE_CACHE);
-	gtdp_run_tests(tests, ARRAY_SIZE(tests));
+	gtdp_run_some_tests(tests, ARRAY_SIZE(tests), argc > 1 ? argv[1] : NULL);
 }
