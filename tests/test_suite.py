@@ -183,14 +183,19 @@ class Chosen(unittest.TestCase):
         programs = [
             "a_test",
             "dirty_log_perf_test",
+            "dirty_log_test",
             *(f"x86_64/{name}" for name in ("xen_vmcall_test", "smm_test", "hyperv_cpuid")),
             *(f"x86_64/global_tdp_{name}_test" for name in ("api", "churn", "follow")),
         ]
         self.enterContext(mock.patch.object(tests, "_programs", return_value=programs))
 
     def test_whatever_is_not_known_to_be_of_cpus_is_of_memory(self) -> None:
-        names = [test.name.partition(" ")[0] for test in tests.of_memory()]
-        self.assertEqual(names, ["a_test", "dirty_log_perf_test", "smm_test"])
+        first, perf, clear, ring, last = (test.name for test in tests.of_memory())
+        self.assertEqual([first, last], ["a_test", "smm_test"])
+        self.assertEqual(perf.partition(" ")[0], "dirty_log_perf_test")
+        # Of the longest, one is left out.
+        self.assertIn("dirty_log_test -M clear-log", clear)
+        self.assertIn("dirty_log_test -M dirty-ring", ring)
 
     def test_churn_is_plain_on_another_machine(self) -> None:
         churn = "global_tdp_churn_test"

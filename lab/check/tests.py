@@ -182,7 +182,12 @@ _OF_CPUS = re.compile(
 )
 """The kernel's own tests of what a CPU, its interrupts or its clocks do."""
 
-_LONGEST = {"kvm_create_max_vcpus", "set_memory_region_test", "x86_64/hyperv_tlb_flush"}
+_LONGEST = {
+    "dirty_log_test -M dirty-log -i 3",
+    "hyperv_tlb_flush",
+    "kvm_create_max_vcpus",
+    "set_memory_region_test",
+}
 """Those that take a minute or two each, and little of what the series has in an MMU that it is
 not to change. They and the tests of CPUs are run with global_tdp=1, the others with 0, too."""
 
@@ -511,11 +516,8 @@ def stock(wanted: Sequence[str] = ()) -> list[Test]:
 
 def of_memory() -> list[Test]:
     """Return the tests the kernel already has, but those of CPUs, and the longest."""
-    return list(
-        _stock(
-            name for name in _kernels() if not _OF_CPUS.fullmatch(name) and name not in _LONGEST
-        )
-    )
+    of_memory = _stock(name for name in _kernels() if not _OF_CPUS.fullmatch(name))
+    return [test for test in of_memory if test.name not in _LONGEST]
 
 
 def private(wanted: Sequence[str] = ()) -> list[Test]:
