@@ -274,6 +274,19 @@ class Order(unittest.TestCase):
         self.assertEqual(self.done[:2], ["build, False", "build, True"])
         self.assertEqual(set(self.done[2:]), {"checked", "long"})
 
+    def test_a_longer_one_with_assertions_goes_before_what_is_shorter(self) -> None:
+        steps = [
+            self.step("shorter", minutes=5),
+            self.step("checked", checked=True, minutes=7),
+            self.step("longest", minutes=9),
+        ]
+        with (
+            mock.patch.object(suite.modules, "build"),
+            mock.patch.object(suite.os, "sched_getaffinity", return_value={0}),
+        ):
+            self.assertEqual(self.run_all(steps), 0)
+        self.assertEqual(self.done, ["longest", "checked", "shorter"])
+
     def test_lint_looks_at_what_was_built(self) -> None:
         def build(*, checked: bool = False) -> None:
             self.done.append("build")

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
                 f"series' tests, NPT, {ON}, {_CHECKED}",
                 _npt(ON, wanted, checked=True),
                 checked=True,
-                minutes=5,
+                minutes=10,
             ),
             *(
                 Step(
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
                 for kind in tests.ON_MACHINES
             ),
         ],
-        "ept": [Step(f"series' tests, EPT, {ON}", _ept(ON, wanted), minutes=12)],
+        "ept": [Step(f"series' tests, EPT, {ON}", _ept(ON, wanted), minutes=14)],
         "tools": [Step(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
         "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
         "stock": _own_tests(),
@@ -180,10 +180,11 @@ def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> S
         (step for step in steps if not step.alone),
         key=lambda step: -step.minutes,
     )
-    first = [step for step in inorder if step.minutes and not step.checked]
     checks = any(step.checked for step in inorder)
-    cpus = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(min(_LANES, cpus)) as pool:
+    lanes = min(_LANES, len(os.sched_getaffinity(0)))
+    # As many as there is room for: what waits is taken in order.
+    first = [step for step in inorder if step.minutes and not step.checked][:lanes]
+    with ThreadPoolExecutor(lanes) as pool:
         ready = built(
             selftests.build, partial(tests.ours, wanted), restore.build, modules.build
         )
