@@ -78,13 +78,13 @@ _VARIANTS = {
     "npt": (
         "nx_huge_pages=force",
         f'old=$(cat {_NX}); echo force >{_NX} && "$0" "$@"; s=$?; echo $old >{_NX}; exit $s',
-        {"populate": "", "dirty": "", "root": ""},
+        {"populate": (), "dirty": (), "root": ()},
     ),
     "ept": (
         "eptad=0",
         '. "$LAB_GUEST/modules.sh"; reload kvm_intel eptad=0 && "$0" "$@"; s=$?; '
         "reload kvm_intel; exit $s",
-        {"populate": "", "dirty": "", "page_cache": "ahead, and no further"},
+        {"populate": (), "dirty": (), "page_cache": ("ahead, and no further",)},
     ),
 }
 """Parameters to run some of the series' tests with, too, in the same boot: how they are
@@ -445,8 +445,7 @@ def variants(backend: str, wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series that are run with other parameters, too."""
     title, script, parts_of = _VARIANTS[backend]
     parts = {
-        f"{_OURS.removeprefix('x86_64/')}{name}_test": [part] * bool(part)
-        for name, part in parts_of.items()
+        f"{_OURS.removeprefix('x86_64/')}{name}_test": part for name, part in parts_of.items()
     }
     return [
         replace(

@@ -37,7 +37,9 @@
 #define NR_CHECKS	30
 
 #define POPULATE	KVM_GLOBAL_TDP_POPULATE
-#define AROUND		(KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_PAGE_CACHE | POPULATE)
+#define AROUND		(KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_PAGE_CACHE)
+/* With the guest's own page tables populated: without A/D bits, they don't fault, either. */
+#define AHEAD		(AROUND | POPULATE)
 
 struct env {
 	struct kvm_vm *vm;
@@ -250,7 +252,7 @@ static bool test_parameter(void)
 	u64 faults, off;
 	struct env env;
 
-	if (!create(&env, AROUND, GTDP_FILE_PRIVATE, GTDP_GPA, 0))
+	if (!create(&env, AHEAD, GTDP_FILE_PRIVATE, GTDP_GPA, 0))
 		return false;
 	fill_cache(&env.mem, 0, NR_PAGES, 1);
 	if (!gtdp_set_param("global_tdp_page_cache", "N")) {
@@ -391,7 +393,7 @@ static bool test_ahead(enum gtdp_backing backing, bool down)
 {
 	struct env env;
 
-	if (!__create(&env, AROUND, backing, LONG_SIZE, GTDP_GPA, 0))
+	if (!__create(&env, AHEAD, backing, LONG_SIZE, GTDP_GPA, 0))
 		return false;
 	fill_cache(&env.mem, 0, LONG_SIZE / PAGE_SIZE, 1);
 
@@ -424,7 +426,7 @@ static bool test_ahead_misaligned(void)
 	struct env env;
 	u64 faults;
 
-	if (!__create(&env, AROUND, GTDP_MEMFD, LONG_SIZE, gpa, 3 * PAGE_SIZE))
+	if (!__create(&env, AHEAD, GTDP_MEMFD, LONG_SIZE, gpa, 3 * PAGE_SIZE))
 		return false;
 	fill_cache(&env.mem, 0, nr, 1);
 
@@ -455,7 +457,7 @@ static bool test_ahead_no_further(void)
 	const int nr = 9;
 	struct env env;
 
-	if (!__create(&env, AROUND, GTDP_MEMFD, LONG_SIZE, GTDP_GPA, 0))
+	if (!__create(&env, AHEAD, GTDP_MEMFD, LONG_SIZE, GTDP_GPA, 0))
 		return false;
 	fill_cache(&env.mem, 0, SOME_PAGES, 1);
 
@@ -488,7 +490,7 @@ static bool test_ahead_holes(void)
 	u64 blocks;
 	struct env env;
 
-	if (!__create(&env, AROUND, GTDP_MEMFD, LONG_SIZE, GTDP_GPA, 0))
+	if (!__create(&env, AHEAD, GTDP_MEMFD, LONG_SIZE, GTDP_GPA, 0))
 		return false;
 	fill_cache(&env.mem, 0, hole + half, 1);
 	fill_cache(&env.mem, hole + 2 * half, SOME_PAGES - hole - 2 * half, 1);
@@ -506,13 +508,42 @@ static bool test_ahead_holes(void)
 	return true;
 }
 
+/* Two slots over one mapping, one behind the other: what is ahead ends with the slot. */
+static bool test_ahead_two_slots(void)
+{
+	const int nr = 9;
+	struct gtdp_mem whole, rest;
+	struct env env;
+
+	if (!gtdp_mem_alloc(&whole, GTDP_MEMFD, LONG_SIZE, 0))
+		return false;
+	fill_cache(&whole, 0, SOME_PAGES, 1);
+
+	env.mem = whole;
+	env.mem.size = nr * SZ_2M;
+	create_vm(&env, AHEAD, GTDP_GPA);
+	env.mem = whole;
+
+	rest = whole;
+	rest.hva += nr * SZ_2M;
+	rest.size -= nr * SZ_2M;
+	gtdp_add_slot(env.vm, GTDP_SLOT + 1, 0, GTDP_GPA + nr * SZ_2M, &rest);
+
+	check_regions(&env, GTDP_GPA, 0, nr, false);
+	TEST_ASSERT_EQ(nr_touched(env.mem.hva, LONG_SIZE), nr * GTDP_REGION_PAGES);
+	TEST_ASSERT_EQ(check_regions(&env, GTDP_GPA, nr, 8, false), faults_in_a_row(8));
+
+	destroy(&env);
+	return true;
+}
+
 /* Nothing is mapped ahead that would be charged to whoever has to reclaim for it. */
 static void limited_vmm(void)
 {
 	struct env *env = &limited.env;
 	const int nr = 8;
 
-	create_vm(env, AROUND, GTDP_GPA);
+	create_vm(env, AHEAD, GTDP_GPA);
 	check_regions(env, GTDP_GPA, 0, nr, false);
 
 	/* However much is reclaimed, it stays above that. */
@@ -556,7 +587,7 @@ static bool test_ahead_uffd(void)
 	struct env env;
 	int uffd;
 
-	if (!__create(&env, AROUND, GTDP_MEMFD, LONG_SIZE, GTDP_GPA, 0))
+	if (!__create(&env, AHEAD, GTDP_MEMFD, LONG_SIZE, GTDP_GPA, 0))
 		return false;
 	fill_cache(&env.mem, 0, SOME_PAGES, 1);
 
@@ -680,7 +711,7 @@ static bool test_uffd(u64 mode, u64 features, const char *name)
 	struct env env;
 	int uffd;
 
-	if (!create(&env, AROUND, GTDP_MEMFD, GTDP_GPA, 0))
+	if (!create(&env, AHEAD, GTDP_MEMFD, GTDP_GPA, 0))
 		return false;
 
 	range.start = (u64)env.mem.hva;
@@ -738,7 +769,7 @@ static bool test_lock_on_fault(void)
 {
 	struct env env;
 
-	if (!create(&env, AROUND, GTDP_MEMFD, GTDP_GPA, 0))
+	if (!create(&env, AHEAD, GTDP_MEMFD, GTDP_GPA, 0))
 		return false;
 
 	TEST_ASSERT(!mlock2(env.mem.hva, GUARDED, MLOCK_ONFAULT), "mlock2()");
@@ -896,7 +927,7 @@ static bool check_beside_zaps(size_t size, bool populate)
 	struct env env;
 	int i;
 
-	if (!__create(&env, AROUND, GTDP_FILE_PRIVATE, size, GTDP_GPA, 3 * PAGE_SIZE))
+	if (!__create(&env, AHEAD, GTDP_FILE_PRIVATE, size, GTDP_GPA, 3 * PAGE_SIZE))
 		return false;
 	fill_cache(&env.mem, 0, nr, 1);
 
@@ -931,7 +962,7 @@ static bool test_not_held(void)
 	u64 pfns[NR_PAGES];
 	struct env env;
 
-	if (!create(&env, AROUND, GTDP_MEMFD, GTDP_GPA, 3 * PAGE_SIZE))
+	if (!create(&env, AHEAD, GTDP_MEMFD, GTDP_GPA, 3 * PAGE_SIZE))
 		return false;
 	fill_cache(&env.mem, 0, NR_PAGES, 1);
 	populate_cached(env.vm);
@@ -978,6 +1009,7 @@ static const struct gtdp_test tests[] = {
 	{ "ahead, misaligned", test_ahead_misaligned },
 	{ "ahead, and no further", test_ahead_no_further },
 	{ "ahead, holes", test_ahead_holes },
+	{ "ahead, two slots", test_ahead_two_slots },
 	{ "ahead, memory cgroup above memory.high", test_ahead_limited },
 	{ "ahead, userfaultfd", test_ahead_uffd },
 	{ "ahead, beside zaps", test_ahead_zapped },
