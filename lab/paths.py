@@ -51,6 +51,9 @@ SELFTESTS = _build_of(TESTS_OF) / "selftests"
 RESTORE = BUILD / "restore" / "restore"
 """The program integration/restore/restore.c."""
 
+LIVES = RESTORE.with_name("lives")
+"""The program integration/restore/lives.c."""
+
 RECLAIM = RESTORE.with_name("reclaim")
 """The program integration/restore/reclaim.c."""
 

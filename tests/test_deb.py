@@ -856,10 +856,10 @@ class Status(_Host):
     def test_on(self) -> None:
         self.ours("Y")
         debugfs = self.root / "sys/kernel/debug/kvm"
-        for vm, threads, populated in (("10-7", 1, 0), ("11-7", 0, 0), ("12-7", 0, 5)):
-            _write(debugfs / vm / "tdp_threads", f"{threads}\n")
-            _write(debugfs / vm / "tdp_populated_2m", "0\n")
-            _write(debugfs / vm / "tdp_populated_4k", f"{populated}\n")
+        for vm in ("10-7", "11-7", "12-7"):
+            _write(debugfs / vm / "pages_4k", "0\n")
+        for vm in ("10-7", "12-7"):
+            _write(debugfs / vm / "tdp_populated_4k", "0\n")
         _write(debugfs / "tdp_populated_4k", "5\n")
         self.assert_status(0, f"2 of 3 VMs have it; KVM {PACKAGE.version}")
 

@@ -117,7 +117,7 @@ class Expected(unittest.TestCase):
 
     def test_parts(self) -> None:
         """As the series' tests on other machines."""
-        test, part = "global_tdp_thread_test", "helper does not run"
+        test, part = "global_tdp_thread_test", "CPUs"
         for name, kind, state in (
             (test, "lockdep", State.FAILED),
             (test, "lockdep, ept", State.PASSED),

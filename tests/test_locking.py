@@ -241,15 +241,11 @@ class Judge(unittest.TestCase):
             self.assertEqual(self.met(stock, ours), [met], (path, worst))
 
     def test_threads(self) -> None:
-        runs = [
-            {"populate": who, "threads": n, "ns": ns, "mib": 1}
-            for who, n, ns in (("vmm", 1, 160), ("vmm", 2, 100), ("kernel", 1, 159))
-        ]
-        two = {**runs[-1], "threads": 2, "ns": 100}
-        found = [verdict.met for verdict in locking.judge_threads([*runs, two])]
-        self.assertEqual(found, [True, False])
-        found = [verdict.met for verdict in locking.judge_threads(runs)]
-        self.assertEqual(found, [True, False])
+        one = {"threads": 1, "ns": 160, "mib": 1}
+        for ns, runs in ((160, 2), (159, 2), (160, 1)):
+            timed = [{**one, "ns": ns}, {**one, "threads": 2, "ns": 100}][:runs]
+            found = [verdict.met for verdict in locking.judge_threads(timed)]
+            self.assertEqual(found, [(ns, runs) == (160, 2)])
 
     def test_states(self) -> None:
         states = [locking.Verdict("", met).state for met in (True, False, None)]

@@ -31,7 +31,7 @@ def records(figure: Callable[[float], int] = grows) -> list[Record]:
         got = {"case": name, "backing": backing, "gib": gib, "threads": threads, "cpus": cpus}
         locks = {
             f"locks_{phase}": int(locks * gib * scale.REGIONS)
-            + (case in ("vmm", "kernel")) * (gib + scale.NEW_VM)
+            + (case == "vmm") * (gib + scale.NEW_VM)
             + (phase == "call") * scale.ABSENT
             for (case, pages, phase), locks in scale.LOCKS.items()
             if (case, pages) == (name, backing)

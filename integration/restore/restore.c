@@ -33,11 +33,11 @@ static const struct way {
 	enum how how;		/* fill the guest's */
 } ways[] = {
 	{ "plain" },
-	{ "present+around",	KVM_GLOBAL_TDP_FAULT_AROUND },
-	{ "around",		KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_PAGE_CACHE },
+	{ "present+around",	PARAMETER & ~KVM_GLOBAL_TDP_PAGE_CACHE },
+	{ "around",		PARAMETER },
 	{ "populate",		KVM_GLOBAL_TDP_POPULATE, 0, POPULATE },
 	{ "cached+populate",	KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_PAGE_CACHE, 0, CACHED },
-	{ "willneed+around",	KVM_GLOBAL_TDP_FAULT_AROUND | KVM_GLOBAL_TDP_PAGE_CACHE,
+	{ "willneed+around",	PARAMETER,
 				MADV_WILLNEED },
 	{ "read",		0, MADV_POPULATE_READ },
 	{ "read+prefault",	0, MADV_POPULATE_READ, PREFAULT },

@@ -26,6 +26,9 @@
 #define STAMP		0x57000000U	/* plus the number of the page */
 #define PORT_DONE	0x10
 #define TRIES		10000
+/* What kvm.global_tdp=1 gives. */
+#define PARAMETER	(KVM_GLOBAL_TDP_FOLLOW | KVM_GLOBAL_TDP_FAULT_AROUND | \
+			 KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_PAGE_CACHE)
 
 /*
  * What the guest does, in 32 bits and without paging: %ecx times, store %ebx at %esi,
@@ -76,7 +79,7 @@ static void *map(size_t size, int flags, int fd)
 	return mem;
 }
 
-static uint64_t now(void)
+static inline uint64_t now(void)
 {
 	struct timespec ts;
 

@@ -84,7 +84,7 @@ _VARIANTS = {
         "eptad=0",
         '. "$LAB_GUEST/modules.sh"; reload kvm_intel eptad=0 && "$0" "$@"; s=$?; '
         "reload kvm_intel; exit $s",
-        {"populate": (), "dirty": (), "page_cache": ("ahead, and no further",)},
+        {"populate": (), "dirty": ()},
     ),
 }
 """Parameters to run some of the series' tests with, too, in the same boot: how they are
@@ -251,13 +251,13 @@ _WITHOUT = {
     "nodes": "it takes the machine 2nodes",
     "reach": "it takes the machine 4level; page tables of others reach all memory",
     "attributes": "it takes modules with assertions",
-    "helper": "Bochs has one CPU",
+    "CPU": "Bochs has one CPU",
     "keys": "Bochs' CPU has no protection keys",
     "unknown level": "it takes EPT of 5 levels, which one of Bochs' runs feigns",
     "off": "it takes kvm.global_tdp=0, with which it is run, too",
 }
 _ANYWHERE = {"faults", "device", "dax", "giant page", "nodes", "reach", "unknown level"}
-_BOCHS = {"disk", "helper", "keys"}
+_BOCHS = {"disk", "CPU", "keys"}
 LACKS = {
     "npt": _ANYWHERE | {"attributes"},
     "npt, checked": _ANYWHERE,
@@ -280,15 +280,9 @@ SKIPS = (
     Skip("level", "needs EPT of 5 levels", "unknown level"),
     Skip("reach", "needs more than 48 bits of physical address", "reach"),
     Skip("api", "private memory", "attributes"),
-    Skip("death", "files closed, helper at work", "helper"),
-    Skip("death", "killed, helper at work", "helper"),
-    Skip("thread", "number of threads, changed", "helper"),
-    Skip("thread", "CPUs", "helper"),
-    Skip("thread", "thread limit, helper", "helper"),
-    Skip("thread", "helper does not run", "helper"),
-    Skip("thread", "helper does not run, VMM is stopped", "helper"),
-    Skip("vma", "memory becomes secret", "helper"),
-    Skip("vma", "memory becomes a device's", "helper"),
+    Skip("thread", "CPUs", "CPU"),
+    Skip("vma", "memory becomes secret", "CPU"),
+    Skip("vma", "memory becomes a device's", "CPU"),
     Skip("populate", "clean pages of a file on a disk", "disk"),
     Skip("refuse", "protection key", "keys"),
     Skip("refuse", "protection key, huge pages", "keys"),

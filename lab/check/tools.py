@@ -51,12 +51,6 @@ _AWAITING = (str(SELFTESTS / "x86_64/global_tdp_uffd_test"),)
 _SLEEP_MIN_MS = 8
 """The follower's shortest sleep, HZ / 100 ticks, with any HZ."""
 
-_LARGE_MIB, _ALIASES = 128, 64
-_BENCH = str(SELFTESTS / "x86_64/global_tdp_locking_bench")
-_LARGE = (_BENCH, "-t", "2", "-m", str(_LARGE_MIB), "-r", "1")
-"""Two threads of the VMM, then two of the kernel, populate 8 GiB: so many times the same."""
-_COMM = 15
-"""Characters of a thread's name that the kernel keeps."""
 _MIB = 4
 _PAGES = _MIB << 8
 _WRITE_STEP = 8
@@ -166,17 +160,6 @@ def populate_sleeps() -> None:
 
 def _passes(text: Sequence[str]) -> list[list[str]]:
     return [line.split() for line in text if re.match(r"\d\d:\d\d:\d\d \d", line)]
-
-
-def populate_large() -> None:
-    """Check who maps the pages of a VM that is large enough for the follower to have help."""
-    told, _, _ = _trace("populate.bt", _LARGE)
-    follower, vmm = {"kvm-gtdp", "kvm-gtdp-help"}, {Path(_BENCH).name[:_COMM]}
-    _same("threads that do", _populating(told), follower | vmm)
-    for who in (follower, vmm):
-        counts = told["@pages_installed"].items()
-        installed = sum(n for key, n in counts if key.split(",")[1] in who)
-        _same(f"pages installed by {who}", installed, (_LARGE_MIB << 8) * _ALIASES)
 
 
 def _populating(told: dict[str, object]) -> set[str]:
@@ -329,7 +312,7 @@ def _at_least(what: str, told: int, least: int) -> None:
 _ANYWHERE = (fault_latency, brownout, brownout_device, brownout_sleeps, mmu_lock, perf)
 CHECKS: inside.Checks = {
     True: (*_ANYWHERE, populate_on_stock),
-    False: (*_ANYWHERE, populate, populate_sleeps, populate_large),
+    False: (*_ANYWHERE, populate, populate_sleeps),
 }
 """On stock modules, and on ours."""
 

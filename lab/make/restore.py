@@ -3,7 +3,7 @@
 from lab import shell
 from lab.error import LabError
 from lab.make.selftests import HEADERS
-from lab.paths import RECLAIM, RESTORE, ROOT, WORKING_SET
+from lab.paths import LIVES, RECLAIM, RESTORE, ROOT, WORKING_SET
 
 SOURCES = ROOT / "integration" / "restore"
 
@@ -14,7 +14,7 @@ def build() -> None:
     if not headers.exists():
         raise LabError("no kernel headers in build/headers: run make selftests")
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
-    for program in (RESTORE, RECLAIM, WORKING_SET):
+    for program in (LIVES, RESTORE, RECLAIM, WORKING_SET):
         program.parent.mkdir(exist_ok=True)
         source = SOURCES / f"{program.name}.c"
         shell.build(

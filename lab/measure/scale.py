@@ -123,7 +123,6 @@ LOCKS = {
     ("vmm", "4k", "populate"): 1,
     ("vmm", "thp", "populate"): 1 / 16,
     ("follower", "thp", "populate"): 1,
-    ("kernel", "thp", "populate"): 1,
     ("sparse", "4k", "call"): 1,
     ("sparse", "4k", "pass"): 1,
 }
@@ -149,10 +148,8 @@ TRACED = (
 THREADED = (
     *(("vmm", "4k", 4, threads) for threads in (2, 4, 8)),
     *(("vmm", "thp", 64, threads) for threads in (2, 4, 8)),
-    ("kernel", "thp", 64, 8),
 )
-"""By more: case, backing, GiB, threads. The kernel has as many as there are
-CPUs, and so is asked for eight in the machine that has them only."""
+"""By more: case, backing, GiB, threads."""
 
 MACHINES = ("count", "threads")
 TWO_NODES = "2nodes"
@@ -278,12 +275,12 @@ class Model:
     def _acquisitions(self, got: Record) -> Iterator[Check]:
         for (name, backing, phase), locks in LOCKS.items():
             if (name, backing) == (got["case"], got["backing"]):
-                whose = "of the kernel" if name in ("kernel", "follower") else "of the VMM"
+                whose = "of the kernel" if name == "follower" else "of the VMM"
                 where = f"threads {whose}: {got['threads']}, CPUs: {got['cpus']}"
                 text = f"acquisitions, {phase}, {backing}, {size(int(got['gib']))}, {where}"
                 gib = int(got["gib"])
                 expected = locks * gib * REGIONS
-                if name in ("vmm", "kernel"):
+                if name == "vmm":
                     expected += gib + NEW_VM
                 elif phase == "call":
                     expected += ABSENT
@@ -508,7 +505,7 @@ def _trace(name: str, runs: Sequence[str]) -> list[str]:
 def _expected() -> list[tuple[int, str, str, int, int]]:
     """Return what is traced: CPUs, case, backing, GiB, threads."""
     one = [(1, *each, 1) for each in TRACED]
-    turns = [(1, *each) for each in THREADED if each[0] == "vmm"]
+    turns = [(1, *each) for each in THREADED]
     return [*one, *turns, *((8, *each) for each in THREADED)]
 
 

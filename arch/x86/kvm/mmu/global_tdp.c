@@ -17,6 +17,8 @@
 #include "tdp_mmu.h"
 #include "tdp_populate.h"
 
+#include <asm/memtype.h>
+
 static bool __read_mostly global_tdp;
 module_param(global_tdp, bool, 0644);
 MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of their vCPUs' faults");
@@ -26,7 +28,7 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 				 KVM_GLOBAL_TDP_POPULATE | \
 				 KVM_GLOBAL_TDP_PAGE_CACHE)
 
-/* What takes memory, and time of whoever zaps or ages it, is for those who ask for it. */
+/* Populates with Accessed clear, and clears that: only for VMMs that ask for it. */
 #define KVM_GTDP_ON_REQUEST	KVM_GLOBAL_TDP_HARVEST
 
 /* log2 of the faults to skip after a wasted fault-around, at most. */
@@ -44,18 +46,6 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 /* And where not to look into the page cache anymore, until something is found again. */
 #define GTDP_BACKOFF_CACHED	2
 
-/*
- * While a guest goes through its memory, the first fault in a region has it mapped and, ahead
- * of the guest, as many in all as a quarter of those in a row that were mapped before, and
- * 16MiB at most.  So no more than that is mapped in vain, and the vCPU, as whoever waits for
- * SRCU, waits for the mapping of eight regions: for some 1.6 million instructions.  Half
- * of either has almost twice the faults, which are a fiftieth of the whole; twice as much
- * has a guest that stops pay for more.
- */
-#define GTDP_ROW_PER_AHEAD	4
-#define GTDP_AHEAD_MAX		8
-#define GTDP_ROW_MAX		(GTDP_ROW_PER_AHEAD * GTDP_AHEAD_MAX)
-
 /* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
 #define GTDP_RETRIES		8
 
@@ -64,12 +54,11 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
  * has.  Returns what kvm_tdp_populate() does, or -EINTR.
  *
  * To do so takes as long as some fifty faults.  If nobody has asked, but a guest has
- * taken @fault, don't do it after its first one in a region, unless all of that seems to be
- * @wanted: it may want no more than a page or, of those around, what the host's own
- * fault-around has mapped.
+ * taken @fault, don't do it after its first one in a region: it may want no more than a
+ * page or, of those around, what the host's own fault-around has mapped.
  */
 static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
-				 const struct kvm_page_fault *fault, bool wanted)
+				 const struct kvm_page_fault *fault)
 {
 	const u64 mapped = p->mapped, absent = p->absent;
 	u64 installed = p->installed;
@@ -81,11 +70,11 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 		return r;
 
 	/* What was mapped before is the page of the fault. */
-	if (!wanted && (p->mapped - mapped) - (p->installed - installed) <= 1)
+	if (fault && (p->mapped - mapped) - (p->installed - installed) <= 1)
 		return r;
 
 	end = start + r;
-	cached = gtdp_map_page_cache(p, start, end, fault, wanted);
+	cached = gtdp_map_page_cache(p, start, end, fault);
 	if (!cached)
 		return r;
 
@@ -104,106 +93,6 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 /*
  * Fault-around
  */
-
-/*
- * Has the guest accessed the page, as far as is known without a lock?  If @clear, forget
- * it: what is mapped ahead counts as accessed.
- *
- * RCU keeps the page table, and the compare-exchange fails if anyone, a CPU included, has
- * written to the SPTE since.  There is no flush, as after ageing: if the guest was there
- * just now, it seems not to have come as far as it has.
- */
-static bool gtdp_is_accessed(struct kvm_vcpu *vcpu, gfn_t gfn, bool clear)
-{
-	bool accessed = false;
-	u64 spte, *sptep;
-
-	kvm_tdp_mmu_walk_lockless_begin();
-
-	sptep = kvm_tdp_mmu_fast_pf_get_last_sptep(vcpu, gfn, &spte);
-	if (sptep && is_shadow_present_pte(spte) &&
-	    is_last_spte(spte, sptep_to_sp(sptep)->role.level)) {
-		accessed = is_accessed_spte(spte);
-		if (clear && spte_ad_enabled(spte))
-			try_cmpxchg64(sptep, &spte, spte & ~shadow_accessed_mask);
-	}
-
-	kvm_tdp_mmu_walk_lockless_end();
-
-	return accessed;
-}
-
-/*
- * The last of the regions in a row that faults have mapped, from below or above up to the
- * region [@start, @end), if the guest has come to the last page of them.
- */
-static struct kvm_gtdp_region *gtdp_find_row(struct kvm_vcpu *vcpu,
-					     const struct kvm_memory_slot *slot,
-					     gfn_t start, gfn_t end, bool *down)
-{
-	u8 below = 0, above = 0;
-	gfn_t gfn;
-
-	if (start > slot->base_gfn)
-		below = READ_ONCE(gtdp_region(slot, start - 1)->fault_row);
-	if (end < gtdp_slot_end(slot))
-		above = READ_ONCE(gtdp_region(slot, end)->fault_row);
-
-	*down = above > below;
-	gfn = *down ? end : start - 1;
-	if (!(below | above) || !gtdp_is_accessed(vcpu, gfn, false))
-		return NULL;
-
-	return gtdp_region(slot, gfn);
-}
-
-/*
- * All of the region of a fault is mapped, as is a @row before it: map what is ahead, like
- * anything that nobody waits for.  Returns the last region of the row.
- */
-static struct kvm_gtdp_region *gtdp_map_ahead(struct kvm_vcpu *vcpu,
-					      struct kvm_tdp_populate *p,
-					      const struct kvm_page_fault *fault,
-					      int *row, bool down)
-{
-	const struct kvm_memory_slot *slot = p->slot;
-	struct kvm_gtdp_region *r = NULL;
-	gfn_t gfn = fault->gfn, start, end, last;
-	int nr = *row / GTDP_ROW_PER_AHEAD;
-	u64 installed;
-
-	/* Without Accessed bits, nobody knows whether the guest gets there. */
-	if (nr > 1 && !kvm_ad_enabled)
-		nr = 1;
-
-	p->background = true;
-
-	for (;;) {
-		start = gtdp_region_start(slot, gfn);
-		end = gtdp_region_end(start, gtdp_slot_end(slot));
-		installed = p->installed;
-		if (r && (!kvm_tdp_may_charge(p) ||
-			  gtdp_populate_cached(p, start, end, fault, true) < 0 ||
-			  p->absent || p->installed == installed))
-			return r;
-
-		r = gtdp_region(slot, gfn);
-		++*row;
-
-		/*
-		 * After a second fault, the guest may have been there before; and to
-		 * know what it accesses may be somebody else's business.
-		 */
-		last = down ? start : end - 1;
-		if (nr && last != fault->gfn && !kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_HARVEST))
-			gtdp_is_accessed(vcpu, last, true);
-
-		gfn = down ? start - 1 : end;
-		if (--nr <= 0 || gfn - slot->base_gfn >= slot->npages || need_resched())
-			return r;
-	}
-}
-
 void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault)
 {
 	const struct kvm_memory_slot *slot = fault->slot;
@@ -212,12 +101,9 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 		.slot = slot,
 		.role = vcpu->arch.mmu->root_role,
 	};
-	struct kvm_gtdp_region *r, *before;
-	bool cached, down;
+	struct kvm_gtdp_region *r;
 	gfn_t start, end;
 	u8 n, faults;
-	int row = 0;
-	long ret;
 
 	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) ||
 	    !slot || !slot->arch.gtdp_regions ||
@@ -241,34 +127,22 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 	 */
 	WRITE_ONCE(r->fault_wait, 1);
 
-	start = gtdp_region_start(slot, fault->gfn);
+	start = max(slot->base_gfn, gfn_round_for_level(fault->gfn, PG_LEVEL_2M));
 	end = gtdp_region_end(start, gtdp_slot_end(slot));
-	before = gtdp_find_row(vcpu, slot, start, end, &down);
-	if (before)
-		row = READ_ONCE(before->fault_row);
 	n = READ_ONCE(r->fault_backoff);
 	faults = min((n >> GTDP_FAULTS_SHIFT) + 1, GTDP_FAULTS_MAX);
 	n &= BIT(GTDP_FAULTS_SHIFT) - 1;
-	cached = kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE) && n <= GTDP_BACKOFF_CACHED &&
-		 (faults <= GTDP_FAULTS_CACHED || is_power_of_2(faults));
-	if (cached)
-		ret = gtdp_populate_cached(&p, start, end, fault, row >= GTDP_ROW_PER_AHEAD);
+	if (kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE) && n <= GTDP_BACKOFF_CACHED &&
+	    (faults <= GTDP_FAULTS_CACHED || is_power_of_2(faults)))
+		gtdp_populate_cached(&p, start, end, fault);
 	else
-		ret = kvm_tdp_populate(&p, start, end);
+		kvm_tdp_populate(&p, start, end);
+	kvm_tdp_populate_end(&p);
 
 	/* A guest that allocates page by page has nothing to find, mostly. */
 	n = p.installed ? 0 : min(n + 1, GTDP_BACKOFF_FAULTS);
 	WRITE_ONCE(r->fault_backoff, n | (p.absent ? faults << GTDP_FAULTS_SHIFT : 0));
 	WRITE_ONCE(r->fault_wait, BIT(n) - 1);
-
-	/* The row is known to its last region only, so that it ends when that is over. */
-	if (cached && ret > 0 && p.installed && !p.absent) {
-		if (before)
-			WRITE_ONCE(before->fault_row, 0);
-		r = gtdp_map_ahead(vcpu, &p, fault, &row, down);
-		WRITE_ONCE(r->fault_row, min(row, GTDP_ROW_MAX));
-	}
-	kvm_tdp_populate_end(&p);
 
 	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);
 }
@@ -324,8 +198,7 @@ static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t en
 		return 0;
 	}
 
-	n = cached ? gtdp_populate_cached(p, start, stop, NULL, true) :
-		     kvm_tdp_populate(p, start, stop);
+	n = cached ? gtdp_populate_cached(p, start, stop, NULL) : kvm_tdp_populate(p, start, stop);
 	if (n < 0)
 		return n;
 
@@ -537,7 +410,12 @@ int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
  */
 u64 kvm_gtdp_supported(struct kvm *kvm)
 {
-	if (!tdp_mmu_enabled)
+	/*
+	 * A GFN that is legal for the host must be legal for the guest, lest what a fault
+	 * would answer with #PF is mapped.  All SPTEs of a memslot must be alike but for
+	 * the pfn: without PAT, those of reserved pages are not, see kvm_is_mmio_pfn().
+	 */
+	if (!tdp_mmu_enabled || allow_smaller_maxphyaddr || !pat_enabled())
 		return 0;
 
 	/* Private memory is not the host's to map. */
@@ -579,7 +457,7 @@ int kvm_gtdp_init_vm(struct kvm *kvm)
 }
 
 /* Give memslots that exist already what new ones get. */
-static int gtdp_alloc_slots(struct kvm *kvm, u64 features)
+static int gtdp_alloc_slots(struct kvm *kvm)
 {
 	struct kvm_memory_slot *slot;
 	struct kvm_memslots *slots;
@@ -592,7 +470,10 @@ static int gtdp_alloc_slots(struct kvm *kvm, u64 features)
 	for (i = 0; i < kvm_arch_nr_memslot_as_ids(kvm); i++) {
 		slots = __kvm_memslots(kvm, i);
 		kvm_for_each_memslot(slot, bkt, slots) {
-			r = gtdp_alloc_slot(slot, features);
+			if (slot->arch.gtdp_regions)
+				continue;
+
+			r = kvm_gtdp_alloc_slot(kvm, slot);
 			if (r)
 				return r;
 		}
@@ -646,7 +527,7 @@ static int gtdp_ensure(struct kvm *kvm)
 
 	/* Without a vCPU nothing is mapped, i.e. nobody has work to do. */
 	WRITE_ONCE(kvm->arch.shared_mmu_lock, true);
-	return 0;
+	return kvm_create_vm_stat_files(kvm);
 }
 
 int kvm_gtdp_enable(struct kvm *kvm, u64 features)
@@ -673,7 +554,7 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 	if (kvm->arch.gtdp->features == features)
 		return 0;
 
-	r = gtdp_alloc_slots(kvm, features);
+	r = gtdp_alloc_slots(kvm);
 	if (r)
 		return r;
 

@@ -37,6 +37,12 @@ static inline bool kvm_gtdp_enabled(struct kvm *kvm)
 	return kvm_gtdp_has(kvm, ~0ull);
 }
 
+/* Is there, or may there be, anything that was mapped ahead? */
+static inline bool kvm_gtdp_ever_enabled(struct kvm *kvm)
+{
+	return READ_ONCE(kvm->arch.gtdp);
+}
+
 /* There is a vCPU; have a follower if there is none. */
 void __kvm_gtdp_want_follower(struct kvm *kvm);
 static inline void kvm_gtdp_want_follower(struct kvm *kvm)
@@ -86,33 +92,6 @@ static inline void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end
 		__kvm_gtdp_zapped_range(kvm, start, end);
 }
 
-/* A page was accessed, which its SPTE is not to say any longer, or does not. */
-void __kvm_gtdp_accessed(const struct kvm_memory_slot *slot, gfn_t gfn, int level);
-static inline void kvm_gtdp_accessed(const struct kvm_memory_slot *slot, gfn_t gfn,
-				     int level)
-{
-	if (unlikely(slot->arch.gtdp_notes))
-		__kvm_gtdp_accessed(slot, gfn, level);
-}
-
-void __kvm_gtdp_zapped_accessed(struct kvm *kvm, int as_id, gfn_t gfn, int level);
-static inline void kvm_gtdp_zapped_accessed(struct kvm *kvm, int as_id, gfn_t gfn,
-					    int level)
-{
-	if (kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_HARVEST))
-		__kvm_gtdp_zapped_accessed(kvm, as_id, gfn, level);
-}
-
-/* Pages were accessed, which SPTEs, read before, may not say anymore. */
-bool __kvm_gtdp_was_accessed(const struct kvm_memory_slot *slot, gfn_t gfn, gfn_t end,
-			     bool test_only);
-static inline bool kvm_gtdp_was_accessed(const struct kvm_gfn_range *range,
-					 bool test_only)
-{
-	return unlikely(range->slot->arch.gtdp_notes) &&
-	       __kvm_gtdp_was_accessed(range->slot, range->start, range->end, test_only);
-}
-
 /* A fault has been dealt with, with the given result; called without mmu_lock. */
 void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault);
 static inline void kvm_gtdp_fault_around(struct kvm_vcpu *vcpu,
@@ -150,6 +129,7 @@ static inline int kvm_vm_ioctl_harvest_accessed(struct kvm *kvm, void __user *ar
 
 static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features) { return false; }
 static inline bool kvm_gtdp_enabled(struct kvm *kvm) { return false; }
+static inline bool kvm_gtdp_ever_enabled(struct kvm *kvm) { return false; }
 
 static inline int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
 {
@@ -164,13 +144,6 @@ static inline void kvm_gtdp_zapped(struct kvm *kvm,
 				   const struct kvm_memory_slot *slot,
 				   gfn_t start, gfn_t end) {}
 static inline void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end) {}
-static inline void kvm_gtdp_accessed(const struct kvm_memory_slot *slot, gfn_t gfn,
-				     int level) {}
-static inline bool kvm_gtdp_was_accessed(const struct kvm_gfn_range *range,
-					 bool test_only)
-{
-	return false;
-}
 
 #endif /* CONFIG_X86_64 */
 

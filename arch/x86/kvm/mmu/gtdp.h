@@ -24,10 +24,6 @@ struct vhost_task;
 #define GTDP_REGIONS_PER_BATCH	4096
 #define GTDP_BATCH_PAGES	(GTDP_REGIONS_PER_BATCH * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
 
-/* Helpers of a VM, each for so much of its memory, 4GiB, and at most. */
-#define GTDP_HELPER_PAGES	(1ul << (32 - PAGE_SHIFT))
-#define GTDP_MAX_HELPERS	7
-
 /*
  * How often the wait for what was zapped beside vCPUs doubles: it is looked for
  * after 1, 3, 7 and 15 seconds, and then counts as taken away for good.  Less would
@@ -71,8 +67,6 @@ struct kvm_gtdp_region {
 	 */
 	u8 fault_wait;
 	u8 fault_backoff;
-	/* If this is the last of regions in a row that faults have mapped: how many. */
-	u8 fault_row;
 };
 
 /* What the follower does; gtdp_expedite_pass() and gtdp_next_delay() say what comes next. */
@@ -87,15 +81,12 @@ enum gtdp_state {
 	GTDP_ASLEEP,
 };
 
-/* The follower's walk over the memslots, or a helper's share of it. */
+/* The follower's walk over the memslots. */
 struct gtdp_pass {
 	struct kvm_tdp_populate p;
 	int as_id;
 	/* Where to go on. */
 	gfn_t gfn;
-	/* With helpers: the stride that was claimed last. */
-	bool shared;
-	s64 stride;
 	/* Scan what is absent, too. */
 	bool absent;
 	/* Not at its end: to be continued where it is.  So is one without memory. */
@@ -124,20 +115,6 @@ struct gtdp_pass {
 	u64 wasted_ns;
 };
 
-struct gtdp_helper {
-	struct vhost_task *task;
-	enum {
-		GTDP_HELPER_IDLE,
-		GTDP_HELPER_ASSIGNED,	/* has not begun, can be taken back */
-		GTDP_HELPER_BUSY,
-		GTDP_HELPER_DEAD,
-	} state;
-	/* The follower has assigned it a share of the pass. */
-	bool assigned;
-	struct gtdp_pass pass;
-	struct completion done;
-};
-
 struct kvm_gtdp {
 	struct kvm *kvm;
 	/*
@@ -148,13 +125,8 @@ struct kvm_gtdp {
 
 	struct once follower_once;
 	struct vhost_task *follower;
-	/* The time, in jiffies, before which not to try again to create a thread. */
+	/* In jiffies: when to try again to create the follower, at the earliest. */
 	unsigned long thread_retry;
-	/* The first nr_helpers exist; it only grows as long as the VM lives. */
-	unsigned int nr_helpers;
-	struct gtdp_helper helpers[GTDP_MAX_HELPERS];
-	/* The last stride that anyone has claimed, of a pass that is shared. */
-	atomic64_t stride;
 	/* Something was marked since the follower's last pass. */
 	bool marked;
 	/* And someone is waiting for it: don't sleep any longer. */
@@ -202,11 +174,6 @@ static inline gfn_t gtdp_region_end(gfn_t gfn, gfn_t end)
 {
 	return min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) +
 			KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
-}
-
-static inline gfn_t gtdp_region_start(const struct kvm_memory_slot *slot, gfn_t gfn)
-{
-	return max(slot->base_gfn, gfn_round_for_level(gfn, PG_LEVEL_2M));
 }
 
 static inline gfn_t gtdp_slot_end(const struct kvm_memory_slot *slot)
@@ -268,22 +235,15 @@ const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *
 
 /* Page cache */
 int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
-			const struct kvm_page_fault *fault, bool wanted);
-
-/* Harvest */
-int gtdp_alloc_notes(struct kvm_memory_slot *slot);
+			const struct kvm_page_fault *fault);
 
 /* Tracker */
-int gtdp_alloc_slot(struct kvm_memory_slot *slot, u64 features);
 void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	       gfn_t start, gfn_t end, enum gtdp_todo todo);
 void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent);
 
 /* Passes */
 void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass);
-bool gtdp_helper_fn(void *data);
-void gtdp_helper_killed(void *data);
-void gtdp_drop_rt(void);
 
 /* Follower */
 int gtdp_start_follower(struct kvm_gtdp *gtdp);

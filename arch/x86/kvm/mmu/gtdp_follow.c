@@ -10,11 +10,8 @@
 #include "mmutrace.h"
 
 #include <linux/percpu_counter.h>
+#include <linux/sched/rt.h>
 #include <linux/sched/vhost_task.h>
-
-static unsigned int __read_mostly global_tdp_threads = 4;
-module_param(global_tdp_threads, uint, 0644);
-MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build its TDP page tables");
 
 /*
  * The pauses between passes, in jiffies: while they find much, and at the most, with
@@ -36,7 +33,7 @@ MODULE_PARM_DESC(global_tdp_threads, "Threads of a new VM, at most, that build i
 #define GTDP_PAUSE_WAIT		(2 * HZ)
 #define GTDP_PAUSE_NOMEM	(4 * HZ)
 
-/* Jiffies between attempts to create a thread, each of which costs a failing fork(). */
+/* Jiffies between attempts to create the thread, each of which costs a failing fork(). */
 #define GTDP_THREAD_RETRY	HZ
 
 static bool gtdp_has_run(struct kvm *kvm)
@@ -237,6 +234,13 @@ static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
 	gtdp_end_pass(gtdp, pass, urgent, ktime_get_ns() - start);
 }
 
+/* Created by a vCPU's thread, it must not keep that from running. */
+static void gtdp_drop_rt(void)
+{
+	if (rt_task(current))
+		sched_set_normal(current, 0);
+}
+
 /*
  * Called in a loop by the thread, in TASK_INTERRUPTIBLE: until the state is
  * changed, wakeups are not lost.  Returns false to sleep until woken.
@@ -285,12 +289,10 @@ static void gtdp_follower_killed(void *data)
 }
 
 /*
- * Create a thread of the VM, which fails if a signal is pending.  VMMs may well
- * have a timer, so let signals wait, as whoever creates threads in userspace does.
+ * Creating a thread of the VM fails if a signal is pending.  VMMs may well have a
+ * timer: block signals meanwhile, as pthread_create() does.
  */
-static struct vhost_task *gtdp_create_task(bool (*fn)(void *data),
-					   void (*killed)(void *data),
-					   void *data, const char *name)
+static struct vhost_task *gtdp_create_task(struct kvm *kvm)
 {
 	struct vhost_task *task;
 	sigset_t blocked, old;
@@ -298,7 +300,7 @@ static struct vhost_task *gtdp_create_task(bool (*fn)(void *data),
 	siginitsetinv(&blocked, sigmask(SIGKILL));
 	sigprocmask(SIG_SETMASK, &blocked, &old);
 
-	task = vhost_task_create(fn, killed, data, name);
+	task = vhost_task_create(gtdp_follower_fn, gtdp_follower_killed, kvm, "kvm-gtdp");
 	if (!IS_ERR(task))
 		vhost_task_start(task);
 
@@ -309,46 +311,6 @@ static struct vhost_task *gtdp_create_task(bool (*fn)(void *data),
 static bool gtdp_may_create(struct kvm_gtdp *gtdp)
 {
 	return !time_before(jiffies, READ_ONCE(gtdp->thread_retry));
-}
-
-static void gtdp_thread_failed(struct kvm_gtdp *gtdp, struct vhost_task *task)
-{
-	/* Being killed, stopped or frozen is not what is to be counted. */
-	if (task == ERR_PTR(-ERESTARTNOINTR))
-		return;
-
-	WRITE_ONCE(gtdp->thread_retry, jiffies + GTDP_THREAD_RETRY);
-	atomic64_inc(&gtdp->kvm->stat.tdp_thread_failed);
-}
-
-/*
- * As many as the VM's memory is worth, and its caller, whose CPUs they may use, has
- * CPUs.  Called by the VMM; there may be memory only after there are vCPUs.  The
- * follower does without those that can't be created.
- */
-static void gtdp_create_helpers(struct kvm_gtdp *gtdp)
-{
-	unsigned int nr = min3(READ_ONCE(global_tdp_threads),
-			       cpumask_weight(current->cpus_ptr), GTDP_MAX_HELPERS + 1);
-	unsigned int i;
-
-	nr = min_t(u64, max(nr, 1) - 1, gtdp->kvm->nr_memslot_pages / GTDP_HELPER_PAGES);
-
-	for (i = gtdp->nr_helpers; i < nr; i++) {
-		struct gtdp_helper *helper = &gtdp->helpers[i];
-
-		init_completion(&helper->done);
-		helper->task = gtdp_create_task(gtdp_helper_fn, gtdp_helper_killed,
-						helper, "kvm-gtdp-help");
-		if (IS_ERR(helper->task)) {
-			gtdp_thread_failed(gtdp, helper->task);
-			return;
-		}
-
-		/* The follower may look at once; pairs with gtdp_share(). */
-		smp_store_release(&gtdp->nr_helpers, i + 1);
-		++gtdp->kvm->stat.tdp_threads;
-	}
 }
 
 static int gtdp_create_follower(struct once *once)
@@ -364,19 +326,17 @@ static int gtdp_create_follower(struct once *once)
 	gtdp->next = jiffies;
 	gtdp->throttled_until = jiffies;
 	gtdp->idle_until = jiffies;
-	follower = gtdp_create_task(gtdp_follower_fn, gtdp_follower_killed, gtdp->kvm,
-				    "kvm-gtdp");
+	follower = gtdp_create_task(gtdp->kvm);
+	/* Being killed, stopped or frozen is not what is to be counted. */
 	if (follower == ERR_PTR(-ERESTARTNOINTR))
 		return -EINTR;
 
 	if (IS_ERR(follower)) {
-		gtdp_thread_failed(gtdp, follower);
+		WRITE_ONCE(gtdp->thread_retry, jiffies + GTDP_THREAD_RETRY);
+		atomic64_inc(&gtdp->kvm->stat.tdp_thread_failed);
 		pr_warn_once("no thread to build page tables with, vCPUs fault until there is one\n");
 		return PTR_ERR(follower);
 	}
-
-	++gtdp->kvm->stat.tdp_threads;
-	gtdp_create_helpers(gtdp);
 
 	/*
 	 * Make the task visible only once it is fully started, and wake it for
@@ -431,12 +391,7 @@ void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot
 	if (change == KVM_MR_FLAGS_ONLY && kvm_slot_dirty_track_enabled(slot))
 		return;
 
-	/* Slots are changed one at a time; the follower comes with its own. */
-	if (!READ_ONCE(kvm->arch.gtdp->follower))
-		__kvm_gtdp_want_follower(kvm);
-	else if (gtdp_may_create(kvm->arch.gtdp))
-		gtdp_create_helpers(kvm->arch.gtdp);
-
+	__kvm_gtdp_want_follower(kvm);
 	gtdp_mark(kvm->arch.gtdp, slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
 	gtdp_wake_follower(kvm->arch.gtdp, true);
 }
@@ -457,7 +412,4 @@ void gtdp_stop(struct kvm_gtdp *gtdp)
 	WRITE_ONCE(gtdp->stop, true);
 	if (follower)
 		vhost_task_stop(follower);
-
-	while (gtdp->nr_helpers)
-		vhost_task_stop(gtdp->helpers[--gtdp->nr_helpers].task);
 }

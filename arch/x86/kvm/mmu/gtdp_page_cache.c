@@ -84,7 +84,8 @@ static bool gtdp_is_folio_ready(struct folio *folio)
 /*
  * Have the host map one page of those of [@start, @end) that are in the page cache, and
  * thereby make the page table for them all.  Reclaim leaves it there while it is held.
- * Only if the file is truncated just now it would be read or, in shmem, made again.
+ * A hole that is punched between the lookup and get_user_pages() makes the latter read
+ * the page or, for shmem, allocate it.
  */
 static bool gtdp_map_one(struct vm_area_struct *vma, unsigned long start, unsigned long end)
 {
@@ -115,7 +116,7 @@ static bool gtdp_map_one(struct vm_area_struct *vma, unsigned long start, unsign
 
 /*
  * Map what the page cache holds of [@start, @end), which is of one page table.  If that
- * does not exist, it is made if all of it is @wanted: it may take reclaim.  Returns
+ * does not exist, it is made for those who have asked: it may take reclaim.  Returns
  * false if there was nothing, for sure.
  */
 static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
@@ -154,7 +155,7 @@ static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
 
 /* With mmap_lock held for read: what the page cache holds of [@hva, @hva_end). */
 static bool gtdp_map_range(struct mm_struct *mm, unsigned long hva, unsigned long hva_end,
-			   const struct kvm_page_fault *fault, bool wanted)
+			   const struct kvm_page_fault *fault)
 {
 	struct vm_area_struct *vma;
 	unsigned long next;
@@ -168,7 +169,7 @@ static bool gtdp_map_range(struct mm_struct *mm, unsigned long hva, unsigned lon
 		hva = max(hva, vma->vm_start);
 		next = min3(hva_end, vma->vm_end, (hva & PMD_MASK) + PMD_SIZE);
 		if (gtdp_is_vma_cached(vma, fault))
-			r |= gtdp_map_cached(vma, hva, next, wanted);
+			r |= gtdp_map_cached(vma, hva, next, !fault);
 	}
 
 	return r;
@@ -182,7 +183,7 @@ static bool gtdp_map_range(struct mm_struct *mm, unsigned long hva, unsigned lon
  * being killed.  For a guest's @fault, don't wait for mmap_lock.
  */
 int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
-			const struct kvm_page_fault *fault, bool wanted)
+			const struct kvm_page_fault *fault)
 {
 	unsigned int first = start % SPTE_ENT_PER_PAGE, i, run_end;
 	struct mm_struct *mm = current->mm;
@@ -197,7 +198,7 @@ int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end
 	for_each_wanted_run(p, i, run_end, first, first + (end - start)) {
 		hva = __gfn_to_hva_memslot(p->slot, start + i - first);
 		r |= gtdp_map_range(mm, hva, hva + ((unsigned long)(run_end - i) << PAGE_SHIFT),
-				    fault, wanted);
+				    fault);
 	}
 
 	mmap_read_unlock(mm);

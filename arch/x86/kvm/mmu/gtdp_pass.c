@@ -1,20 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Passes of Global TDP over the memslots: the follower's, and its helpers' share of
- * them.
+ * Passes of Global TDP's follower over the memslots.
  */
 #include "global_tdp.h"
 #include "gtdp.h"
-
-#include <linux/sched/rt.h>
-#include <linux/sched/vhost_task.h>
-
-/*
- * A pass is shared with helpers if it has mapped so much more than a page a scan,
- * 32MiB. They claim strides of so much memory, 64MiB.
- */
-#define GTDP_PAGES_TO_SHARE	(16 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
-#define GTDP_STRIDE_PAGES		(32 * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
 
 /*
  * Memory that userfaultfd is to deliver will arrive, however long it takes: the
@@ -133,30 +122,6 @@ static bool gtdp_is_region_due(struct gtdp_pass *pass, const struct kvm_gtdp_reg
 	}
 }
 
-/*
- * Claim the stride that @gfn is in, unless someone else has.  All walk the
- * memslots in the same order, from the same place: a stride below the last that
- * was claimed was claimed, too, as whoever went past it either did so or found
- * it claimed.
- */
-static bool gtdp_claim_stride(struct gtdp_pass *pass, gfn_t gfn)
-{
-	s64 stride = gfn / GTDP_STRIDE_PAGES, last;
-	atomic64_t *claimed = &pass->p.kvm->arch.gtdp->stride;
-
-	if (!pass->shared || pass->stride == stride)
-		return true;
-
-	last = atomic64_read(claimed);
-	do {
-		if (last >= stride)
-			return false;
-	} while (!atomic64_try_cmpxchg(claimed, &last, stride));
-
-	pass->stride = stride;
-	return true;
-}
-
 /* What is left to do for one SRCU read-side section. */
 struct gtdp_batch {
 	int regions;
@@ -179,11 +144,6 @@ static bool gtdp_scan_slot(struct gtdp_pass *pass, struct gtdp_batch *batch)
 
 		if (!batch->regions-- || !batch->scans)
 			return false;
-
-		if (!gtdp_claim_stride(pass, start)) {
-			end = ALIGN_DOWN(start, GTDP_STRIDE_PAGES) + GTDP_STRIDE_PAGES;
-			continue;
-		}
 
 		end = gtdp_region_end(start, gtdp_slot_end(slot));
 		r = gtdp_region(slot, start);
@@ -302,122 +262,6 @@ static bool gtdp_may_continue(struct gtdp_pass *pass)
 	return !pass->partial;
 }
 
-/* Created by a vCPU's thread, it must not keep that from running. */
-void gtdp_drop_rt(void)
-{
-	if (rt_task(current))
-		sched_set_normal(current, 0);
-}
-
-bool gtdp_helper_fn(void *data)
-{
-	struct gtdp_helper *helper = data;
-	u64 start;
-
-	/* The pass was written before, see gtdp_share(), or is taken back. */
-	if (cmpxchg(&helper->state, GTDP_HELPER_ASSIGNED,
-		    GTDP_HELPER_BUSY) != GTDP_HELPER_ASSIGNED)
-		return false;
-
-	__set_current_state(TASK_RUNNING);
-	gtdp_drop_rt();
-
-	start = ktime_get_ns();
-	gtdp_begin_slice(&helper->pass);
-	while (gtdp_scan_batch(&helper->pass) && gtdp_may_continue(&helper->pass))
-		;
-	gtdp_end_slice(&helper->pass);
-	kvm_tdp_populate_end(&helper->pass.p);
-	atomic64_add(ktime_get_ns() - start, &helper->pass.p.kvm->stat.tdp_populate_time_ns);
-
-	WRITE_ONCE(helper->state, GTDP_HELPER_IDLE);
-	complete(&helper->done);
-	return true;
-}
-
-void gtdp_helper_killed(void *data)
-{
-	struct gtdp_helper *helper = data;
-
-	if (xchg(&helper->state, GTDP_HELPER_DEAD) == GTDP_HELPER_ASSIGNED)
-		complete(&helper->done);
-}
-
-/* Share what is left of @pass, which is the follower's, with the helpers. */
-static void gtdp_share(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
-{
-	struct gtdp_helper *helper, *last;
-
-	/* So many are complete, see gtdp_create_helpers(). */
-	last = gtdp->helpers + smp_load_acquire(&gtdp->nr_helpers);
-
-	pass->shared = true;
-	pass->stride = pass->gfn / GTDP_STRIDE_PAGES;
-	atomic64_set(&gtdp->stride, pass->stride);
-
-	for (helper = gtdp->helpers; helper < last; helper++) {
-		if (READ_ONCE(helper->state) != GTDP_HELPER_IDLE)
-			continue;
-
-		helper->pass = *pass;
-		helper->pass.p = (struct kvm_tdp_populate) {
-			.kvm = pass->p.kvm,
-			.role = pass->p.role,
-			.background = true,
-		};
-		helper->pass.scans = 0;
-		helper->pass.wasted_ns = 0;
-		/* That is the follower's own. */
-		helper->pass.stride = -1;
-
-		if (cmpxchg(&helper->state, GTDP_HELPER_IDLE,
-			    GTDP_HELPER_ASSIGNED) != GTDP_HELPER_IDLE)
-			continue;
-
-		helper->assigned = true;
-		vhost_task_wake(helper->task);
-	}
-}
-
-static void gtdp_join(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
-{
-	struct gtdp_helper *helper;
-
-	for (helper = gtdp->helpers; helper < gtdp->helpers + ARRAY_SIZE(gtdp->helpers); helper++) {
-		if (!helper->assigned)
-			continue;
-
-		/*
-		 * Don't wait for one that doesn't get to run: all strides that
-		 * nobody has claimed by now were the follower's own.
-		 */
-		helper->assigned = false;
-		if (cmpxchg(&helper->state, GTDP_HELPER_ASSIGNED,
-			    GTDP_HELPER_IDLE) == GTDP_HELPER_ASSIGNED)
-			continue;
-
-		/* Being killed or stopped, they return soon. */
-		wait_for_completion(&helper->done);
-		pass->p.mapped += helper->pass.p.mapped;
-		pass->p.installed += helper->pass.p.installed;
-		pass->scans += helper->pass.scans;
-		pass->wasted_ns += helper->pass.wasted_ns;
-		pass->arrived |= helper->pass.arrived;
-		pass->uffd_pending |= helper->pass.uffd_pending;
-		pass->retry |= helper->pass.retry;
-		pass->nomem |= helper->pass.nomem;
-		pass->due_in = min_not_zero(pass->due_in, helper->pass.due_in);
-
-		/* All strides above are scanned again, and mostly are complete. */
-		if (helper->pass.partial) {
-			pass->partial = true;
-			pass->gfn = min(pass->gfn, helper->pass.gfn);
-		}
-	}
-
-	pass->shared = false;
-}
-
 /*
  * While a pass is throttled, more may arrive where it did before: map
  * that before going on.
@@ -457,11 +301,8 @@ void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 		if (pass->partial)
 			break;
 
-		while (gtdp_scan_batch(pass) && gtdp_may_continue(pass)) {
-			if (!pass->shared && gtdp_gain(pass) >= (s64)GTDP_PAGES_TO_SHARE)
-				gtdp_share(gtdp, pass);
-		}
-		gtdp_join(gtdp, pass);
+		while (gtdp_scan_batch(pass) && gtdp_may_continue(pass))
+			;
 		if (pass->partial)
 			break;
 	}

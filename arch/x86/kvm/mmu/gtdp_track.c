@@ -43,7 +43,9 @@ void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 
 	last = gtdp_region(slot, end - 1);
 	for (r = gtdp_region(slot, start); r <= last; r++) {
-		WRITE_ONCE(r->fault_wait, 0);
+		/* A write that copies a page zaps it, but brings nothing around it. */
+		if (end - start > 1)
+			WRITE_ONCE(r->fault_wait, 0);
 
 		/* What is looked for anyway remains so, however often it is zapped. */
 		if (todo == GTDP_ZAPPED &&
@@ -87,37 +89,21 @@ void __kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
 				  min(end, gtdp_slot_end(iter.slot)));
 }
 
-/* What is there already stays. */
-int gtdp_alloc_slot(struct kvm_memory_slot *slot, u64 features)
+int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
 {
 	unsigned long nr;
 
-	if (!gtdp_is_user_slot(slot))
+	if (!kvm->arch.gtdp || !gtdp_is_user_slot(slot))
 		return 0;
 
-	if (!slot->arch.gtdp_regions) {
-		nr = gfn_to_index(gtdp_slot_end(slot) - 1, slot->base_gfn, PG_LEVEL_2M) + 1;
-		slot->arch.gtdp_regions = __vcalloc(nr, sizeof(*slot->arch.gtdp_regions),
-						    GFP_KERNEL_ACCOUNT);
-		if (!slot->arch.gtdp_regions)
-			return -ENOMEM;
-	}
-
-	if (features & KVM_GLOBAL_TDP_HARVEST && !slot->arch.gtdp_notes)
-		return gtdp_alloc_notes(slot);
-
-	return 0;
-}
-
-int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
-{
-	return kvm->arch.gtdp ? gtdp_alloc_slot(slot, kvm->arch.gtdp->features) : 0;
+	nr = gfn_to_index(gtdp_slot_end(slot) - 1, slot->base_gfn, PG_LEVEL_2M) + 1;
+	slot->arch.gtdp_regions = __vcalloc(nr, sizeof(*slot->arch.gtdp_regions),
+					    GFP_KERNEL_ACCOUNT);
+	return slot->arch.gtdp_regions ? 0 : -ENOMEM;
 }
 
 void kvm_gtdp_free_slot(struct kvm_memory_slot *slot)
 {
 	vfree(slot->arch.gtdp_regions);
 	slot->arch.gtdp_regions = NULL;
-	vfree(slot->arch.gtdp_notes);
-	slot->arch.gtdp_notes = NULL;
 }

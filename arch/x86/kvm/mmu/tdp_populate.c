@@ -484,25 +484,10 @@ static struct kvm_mmu_page *find_root(struct kvm *kvm, union kvm_mmu_page_role r
 #define POPULATE_GFP	(GFP_NOWAIT | __GFP_ACCOUNT)
 
 /*
- * What walks in the background leave of a cgroup's memory.max to others, whose
- * next allocation would have a process killed: 16MiB, or a 128th of less than 2GiB.
- */
-#define POPULATE_RESERVE	(SZ_16M >> PAGE_SHIFT)
-#define POPULATE_RESERVE_SHIFT	7
-
-static unsigned long background_limit(const struct page_counter *memory)
-{
-	unsigned long max = READ_ONCE(memory->max);
-
-	max -= min(max >> POPULATE_RESERVE_SHIFT, POPULATE_RESERVE);
-	return min(max, READ_ONCE(memory->high));
-}
-
-/*
  * Whoever is charged above memory.high, of its cgroup or of one above, is to reclaim,
  * and to wait.  Walks in the background do neither, so they do without.
  */
-bool kvm_tdp_may_charge(const struct kvm_tdp_populate *p)
+static bool may_charge(const struct kvm_tdp_populate *p)
 {
 #ifdef CONFIG_MEMCG
 	struct mem_cgroup *memcg;
@@ -513,7 +498,7 @@ bool kvm_tdp_may_charge(const struct kvm_tdp_populate *p)
 	guard(rcu)();
 
 	for (memcg = mem_cgroup_from_task(current); memcg; memcg = parent_mem_cgroup(memcg)) {
-		if (page_counter_read(&memcg->memory) > background_limit(&memcg->memory))
+		if (page_counter_read(&memcg->memory) > READ_ONCE(memcg->memory.high))
 			return false;
 	}
 #endif
@@ -525,7 +510,7 @@ static void replace_sp(struct kvm_tdp_populate *p, struct kvm_mmu_page **sp)
 {
 	struct kvm_mmu_page *new = NULL;
 
-	if (kvm_tdp_may_charge(p))
+	if (may_charge(p))
 		new = tdp_mmu_alloc_sp_for_split(POPULATE_GFP, p->node - 1);
 
 	if (new && *sp)
@@ -557,7 +542,7 @@ static int topup_sps(struct kvm_tdp_populate *p, bool needed)
 /* Have a root if there is none, or none that is valid, with nothing locked. */
 static int make_root(struct kvm_tdp_populate *p)
 {
-	if (!kvm_tdp_may_charge(p))
+	if (!may_charge(p))
 		return -ENOMEM;
 
 	return kvm_tdp_mmu_create_root(p->kvm, p->role, POPULATE_GFP);

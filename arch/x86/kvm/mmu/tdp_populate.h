@@ -17,7 +17,7 @@ struct kvm_tdp_populate {
 	const struct kvm_memory_slot *slot;
 	/* The role of the root to fill; the root is made if there is none. */
 	union kvm_mmu_page_role role;
-	/* Nobody waits for it: leave memory to others, see kvm_tdp_may_charge(). */
+	/* Nobody waits for it: leave memory to others, see may_charge(). */
 	bool background;
 	/*
 	 * The pages to map, by their place in their 2MiB region, which the range must
@@ -73,6 +73,5 @@ static inline unsigned int tdp_next_run(const struct kvm_tdp_populate *p, unsign
 
 long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end);
 void kvm_tdp_populate_end(struct kvm_tdp_populate *p);
-bool kvm_tdp_may_charge(const struct kvm_tdp_populate *p);
 
 #endif /* __KVM_X86_MMU_TDP_POPULATE_H */

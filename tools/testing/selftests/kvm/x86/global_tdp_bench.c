@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * What it costs to map a page of present memory: by faults, with
- * KVM_PRE_FAULT_MEMORY, and with the parts of Global TDP, side by side.
+ * KVM_PRE_FAULT_MEMORY, and with the parts of Global TDP, side by side.  And what
+ * it costs to zap a page that was mapped by a fault, when it is discarded or the
+ * VM ends.
  *
  * Made to be run in a machine that QEMU emulates with "-icount shift=0,sleep=off"
  * and one CPU, where a nanosecond is an instruction.  Note that there an exit to
@@ -13,6 +15,7 @@
  */
 #include <limits.h>
 #include <time.h>
+#include <sys/mman.h>
 
 #include "test_util.h"
 #include "kvm_util.h"
@@ -34,16 +37,24 @@ struct bench_case {
 	void (*map)(struct kvm_vcpu *vcpu);
 	/* Let the guest read a word of each page, measured. */
 	bool touch;
+	/* Measure the end of the VM, less that of one in which nothing is mapped. */
+	bool end;
 };
 
 static u64 mem_size = SZ_64M;
+static void *mem_hva;
 
-static u64 now_ns(void)
+static u64 read_ns(clockid_t clock)
 {
 	struct timespec ts;
 
-	clock_gettime(CLOCK_MONOTONIC, &ts);
+	clock_gettime(clock, &ts);
 	return timespec_to_ns(ts);
+}
+
+static u64 now_ns(void)
+{
+	return read_ns(CLOCK_MONOTONIC);
 }
 
 /* Have the statistics of all CPUs added up first, if allowed to. */
@@ -109,6 +120,18 @@ static void access_all(struct kvm_vcpu *vcpu)
 	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, mem_size / PAGE_SIZE, 0);
 }
 
+/* By faults; what was discarded comes back first. */
+static void touch(struct kvm_vcpu *vcpu)
+{
+	gtdp_stamp(mem_hva, mem_size / PAGE_SIZE, 1);
+	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, mem_size / PAGE_SIZE, 0);
+}
+
+static void discard(struct kvm_vcpu *vcpu)
+{
+	TEST_ASSERT(!madvise(mem_hva, mem_size, MADV_DONTNEED), "madvise()");
+}
+
 static void harvest(struct kvm_vcpu *vcpu)
 {
 	u64 *bitmap = alloc_bitmap();
@@ -130,7 +153,28 @@ static const struct bench_case cases[] = {
 	{ "populate_runs", KVM_GLOBAL_TDP_POPULATE, NULL, populate_runs, false },
 	{ "harvest_all", HARVEST, access_all, harvest, false },
 	{ "harvest_none", HARVEST, populate, harvest, false },
+	{ "end", 0, touch, NULL, false, true },
+	{ "discard", 0, touch, discard, false },
 };
+
+static struct kvm_vm *create(const struct bench_case *c, struct gtdp_mem *mem, bool has_gtdp,
+			     struct kvm_vcpu **vcpu)
+{
+	struct kvm_vm *vm = gtdp_vm_create(has_gtdp ? c->features : GTDP_DEFAULT, 1, vcpu);
+
+	gtdp_prefault_code(*vcpu);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, mem);
+	return vm;
+}
+
+/* It waits for others, so count the time of a CPU. */
+static u64 end(struct kvm_vm *vm)
+{
+	u64 start = read_ns(CLOCK_PROCESS_CPUTIME_ID);
+
+	kvm_vm_free(vm);
+	return read_ns(CLOCK_PROCESS_CPUTIME_ID) - start;
+}
 
 static struct result run_once(const struct bench_case *c, struct gtdp_mem *mem, bool has_gtdp)
 {
@@ -145,11 +189,15 @@ static struct result run_once(const struct bench_case *c, struct gtdp_mem *mem, 
 	struct kvm_vm *vm;
 	u64 start;
 
-	vm = gtdp_vm_create(has_gtdp ? c->features : GTDP_DEFAULT, 1, &vcpu);
-	gtdp_prefault_code(vcpu);
-	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, mem);
+	vm = create(c, mem, has_gtdp, &vcpu);
 	if (c->prepare)
 		c->prepare(vcpu);
+
+	if (c->end) {
+		result.raw_ns = end(vm);
+		result.own_ns = end(create(c, mem, has_gtdp, &vcpu));
+		return result;
+	}
 
 	result.faults = gtdp_vcpu_stat(vcpu, "pf_taken");
 	result.pgtable_kib = read_pgtable_kib();
@@ -214,7 +262,8 @@ static void run_backing(enum gtdp_backing backing, const char *name,
 	int i;
 
 	gtdp_mem_alloc(&mem, backing, mem_size, 0);
-	gtdp_stamp(mem.hva, mem_size / PAGE_SIZE, 1);
+	mem_hva = mem.hva;
+	gtdp_stamp(mem_hva, mem_size / PAGE_SIZE, 1);
 	if (backing == GTDP_THP && gtdp_huge_bytes(mem.hva) < mem_size)
 		printf("# only %lu MiB of thp are huge pages\n",
 		       gtdp_huge_bytes(mem.hva) / SZ_1M);

@@ -30,10 +30,6 @@
 #define LEEWAY		SZ_1M
 #define FILLER_SIZE	SZ_256M
 
-/* Memslots of the same memory, for more than 4GiB in all. */
-#define ALIAS_SIZE	SZ_32M
-#define NR_ALIASES	(SZ_4G / ALIAS_SIZE + 1)
-
 #define HOST_TAG	1
 #define NR_KILLS	6
 #define NR_CLOSES	4
@@ -208,7 +204,6 @@ static struct {
 	int err;
 	bool unknown;
 	u64 mapped;
-	pid_t helper;
 } *shared;
 
 static void set_step(int step)
@@ -643,86 +638,6 @@ static bool test_kill(void)
 	return true;
 }
 
-static void populate_large(struct env *env)
-{
-	gtdp_populate_async(env->vm, GTDP_GPA, NR_ALIASES * ALIAS_SIZE);
-}
-
-/*
- * A VM of more than 4GiB, here the same memory again and again, has a helper,
- * which this returns.
- */
-static pid_t create_large(struct env *env)
-{
-	pid_t helper;
-	u64 i;
-
-	gtdp_mem_alloc(&env->mem, GTDP_ANON, ALIAS_SIZE, 0);
-	gtdp_stamp(env->mem.hva, ALIAS_SIZE / PAGE_SIZE, HOST_TAG);
-	env->vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &env->vcpu);
-	for (i = 0; i < NR_ALIASES; i++)
-		gtdp_add_slot(env->vm, GTDP_SLOT + i, 0, GTDP_GPA + i * ALIAS_SIZE, &env->mem);
-
-	populate_large(env);
-	helper = gtdp_find_helper();
-	TEST_ASSERT(helper, "There is no helper");
-	return helper;
-}
-
-/* Take away what is mapped, and have it mapped again, so that there is work. */
-static void make_work(struct env *env)
-{
-	int r;
-
-	r = mprotect(env->mem.hva, ALIAS_SIZE, PROT_READ);
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
-	r = mprotect(env->mem.hva, ALIAS_SIZE, PROT_READ | PROT_WRITE);
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("mprotect()", r));
-	populate_large(env);
-}
-
-static void large_vmm(void)
-{
-	struct env env;
-
-	shared->helper = create_large(&env);
-	set_step(READY);
-
-	for (;;) {
-		make_work(&env);
-		gtdp_wait_mapped(env.vm, NR_ALIASES * ALIAS_SIZE / PAGE_SIZE);
-	}
-}
-
-/* While a helper is at work, and the follower, which may have to wait for it. */
-static bool test_kill_large(void)
-{
-	u64 users = module_users();
-	pid_t pid;
-	int i;
-
-	if (get_nprocs() < 2) {
-		ksft_print_msg("no CPU for a helper\n");
-		return false;
-	}
-	if (!create_cgroup())
-		return false;
-
-	create_shared();
-	for (i = 0; i < NR_CLOSES; i++) {
-		set_step(PREPARING);
-		pid = gtdp_start(cgroup, large_vmm);
-		wait_for(pid, READY);
-		gtdp_wait_until(gtdp_is_alive(pid) && gtdp_is_running(shared->helper));
-		kill_vmm(pid);
-		wait_for_nothing(pid, users);
-	}
-
-	munmap(shared, PAGE_SIZE);
-	gtdp_cgroup_destroy(cgroup);
-	return true;
-}
-
 static void close_vm(struct env *env)
 {
 	size_t size = __kvm_ioctl(env->vm->kvm_fd, KVM_GET_VCPU_MMAP_SIZE, NULL);
@@ -745,29 +660,6 @@ static void wait_for_no_vm(void)
 
 	gtdp_wait_until(!gtdp_has_vm(getpid()) && !charged("sec_pagetables") &&
 			!gtdp_kernel_threads(tids, ARRAY_SIZE(tids)));
-}
-
-/* Have the helper at work: on a busy machine, all may be done before it gets a CPU. */
-static bool helper_works(struct env *env, pid_t helper)
-{
-	bool works;
-
-	make_work(env);
-	__gtdp_wait_until((works = gtdp_is_running(helper)) ||
-			  gtdp_nr_mapped(env->vm) >= NR_ALIASES * ALIAS_SIZE / PAGE_SIZE, 0);
-	return works;
-}
-
-static void closing_large_vmm(void)
-{
-	struct env env;
-	pid_t helper = create_large(&env);
-
-	__gtdp_wait_until(helper_works(&env, helper), 0);
-	close_vm(&env);
-	wait_for_no_vm();
-	gtdp_check(env.mem.hva, ALIAS_SIZE / PAGE_SIZE, HOST_TAG);
-	_exit(0);
 }
 
 /* Close all that keeps the VM, while it is populated by threads. */
@@ -815,25 +707,9 @@ static bool test_close(void)
 	return test_closing(closing_vmm);
 }
 
-static bool test_close_large(void)
-{
-	if (get_nprocs() < 2) {
-		ksft_print_msg("no CPU for a helper\n");
-		return false;
-	}
-
-	return test_closing(closing_large_vmm);
-}
-
 static u64 half(u64 current)
 {
 	return current / 2;
-}
-
-/* There is room for the VM's page tables, but not for those and what is left to others. */
-static u64 just_above(u64 current)
-{
-	return current + LEEWAY;
 }
 
 /* The follower has no page tables if the cgroup is above what @limit says. */
@@ -883,10 +759,38 @@ static bool test_high(void)
 	return test_unasked("memory.high", half);
 }
 
-/* It leaves something to those whose next allocation would have them killed. */
-static bool test_reserve(void)
+/* A byte for each 2MiB at least, of a slot that is large, and of which nothing is present. */
+static void tracked_vmm(void)
 {
-	return test_unasked("memory.max", just_above);
+	const u64 size = 64ul * SZ_1G;
+	struct kvm_vm *vm;
+	u64 before;
+	void *hva;
+
+	/* The VM is to have none of it at first. */
+	TEST_ASSERT(gtdp_set_param("global_tdp", "0"), "It can't be turned off");
+	vm = vm_create_barebones();
+	gtdp_restore_params();
+
+	hva = mmap(NULL, size, PROT_READ | PROT_WRITE,
+		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	TEST_ASSERT(hva != MAP_FAILED, __KVM_SYSCALL_ERROR("mmap()", -1));
+	vm_set_user_memory_region(vm, GTDP_SLOT, 0, GTDP_GPA, size, hva);
+
+	/* Figures of a cgroup may be two seconds old. */
+	sleep(HIGH_SECONDS);
+	before = charged("vmalloc");
+	vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, KVM_GLOBAL_TDP_FOLLOW);
+	gtdp_wait_until(charged("vmalloc") >= before + size / SZ_2M);
+
+	kvm_vm_free(vm);
+	munmap(hva, size);
+	_exit(0);
+}
+
+static bool test_tracker(void)
+{
+	return test_vmm(tracked_vmm);
 }
 
 static const struct gtdp_test tests[] = {
@@ -896,11 +800,9 @@ static const struct gtdp_test tests[] = {
 	{ "memory cgroup at its limit, memory could be swapped out", test_limit_swap },
 	{ "memory cgroup at its limit, no root yet", test_limit_root },
 	{ "memory cgroup above memory.high", test_high },
-	{ "memory cgroup just below memory.max", test_reserve },
+	{ "memory cgroup, tracker", test_tracker },
 	{ "files closed", test_close },
-	{ "files closed, helper at work", test_close_large },
 	{ "killed", test_kill },
-	{ "killed, helper at work", test_kill_large },
 };
 
 /* Takes part of the name of a test, to leave out all others. */

@@ -13,6 +13,7 @@
  *            whether or not somebody populates on his own, and whyever they were
  *            small: no vCPU faults for that, nor is there a time when it would
  *            have to, and what the guest wrote meanwhile is not lost
+ *   huge pages that are not split: who clears the log flushes in time
  */
 #include <pthread.h>
 #include <sched.h>
@@ -402,9 +403,15 @@ static void check_as_ever(struct env *env)
 	check_huge(env);
 }
 
+static u64 nr_flushes(struct env *env)
+{
+	return gtdp_vm_stat(env->vm, "remote_tlb_flush_requests");
+}
+
 /* Logging has just ended, and all is mapped by huge pages. */
 static bool test_ended(u64 features, enum gtdp_backing backing)
 {
+	u64 flushes;
 	struct env env;
 
 	if (!ended_create(&env, features, backing))
@@ -416,9 +423,44 @@ static bool test_ended(u64 features, enum gtdp_backing backing)
 
 	set_logging(&env, true);
 	write_logged(&env);
+	flushes = nr_flushes(&env);
 	set_logging(&env, false);
+	TEST_ASSERT(nr_flushes(&env) > flushes, "Page tables were replaced without a flush");
 	check_huge(&env);
 	check_as_ever(&env);
+
+	env_destroy(&env);
+	return true;
+}
+
+static void *end_logging(void *arg)
+{
+	set_logging(arg, false);
+	return NULL;
+}
+
+/* What the host takes away meanwhile does not come back as part of a huge page. */
+static bool test_ended_discarded(u64 features, enum gtdp_backing backing)
+{
+	pthread_t thread;
+	struct env env;
+	int r, round;
+
+	if (!ended_create(&env, features, backing))
+		return false;
+
+	for (round = 0; round < ROUNDS; round++) {
+		gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+		set_logging(&env, true);
+		write_logged(&env);
+
+		pthread_create(&thread, NULL, end_logging, &env);
+		__gtdp_wait_until(gtdp_vm_stat(env.vm, "pages_2m"), 0);
+		r = madvise(env.mem.hva, MEM_SIZE, MADV_DONTNEED);
+		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+		pthread_join(thread, NULL);
+		gtdp_run(env.vcpu, GTDP_CHECK_ZERO, GTDP_GPA, NR_PAGES, 0);
+	}
 
 	env_destroy(&env);
 	return true;
@@ -602,6 +644,45 @@ static bool test_ended_small(u64 features, enum gtdp_backing backing)
 	return true;
 }
 
+static u64 flushes_to_clear(struct env *env, u64 first)
+{
+	u64 before = nr_flushes(env);
+
+	kvm_vm_clear_dirty_log(env->vm, GTDP_SLOT, env->log, first, BITS_PER_LONG);
+	return nr_flushes(env) - before;
+}
+
+/*
+ * Huge pages that are not split before they are written to are write-protected when
+ * the log of any part of them is cleared first.  That is flushed before anybody else
+ * finds them so, and once more, as ever, when the log is cleared.
+ */
+static bool test_clear_huge(void)
+{
+	struct env env;
+
+	if (!gtdp_set_param("eager_page_split", "N") ||
+	    !env_create(&env, KVM_GLOBAL_TDP_POPULATE, ALL_SET, GTDP_THP))
+		return false;
+	if (!gtdp_is_huge(env.mem.hva, MEM_SIZE)) {
+		env_destroy(&env);
+		return false;
+	}
+
+	set_logging(&env, false);
+	populate(&env);
+	set_logging(&env, true);
+	check_huge(&env);
+
+	memset(env.log, 0xff, NR_PAGES / 8);
+	TEST_ASSERT_EQ(flushes_to_clear(&env, 0), 2);
+	TEST_ASSERT_EQ(flushes_to_clear(&env, BITS_PER_LONG), 1);
+
+	env_destroy(&env);
+	gtdp_restore_params();
+	return true;
+}
+
 static const struct {
 	enum gtdp_backing backing;
 	const char *name;
@@ -619,6 +700,7 @@ static const struct {
 	{ "idle", test_ended, GTDP_THP, "huge pages" },
 	{ "idle", test_ended, GTDP_HUGETLB, "hugetlb" },
 	{ "idle", test_ended, GTDP_MEMFD, "huge pages of a memfd" },
+	{ "discarded", test_ended_discarded, GTDP_THP, "huge pages" },
 	{ "running", test_ended_running, GTDP_THP, "huge pages" },
 	{ "executed", test_ended_executed, GTDP_THP, "huge pages" },
 	{ "reclaimed", test_ended_reclaimed, GTDP_THP, "huge pages" },
@@ -664,6 +746,8 @@ do {										\
 			    "ended: %s, %s%s", ended[i].name, ended[i].what,
 			    followers[j].name);
 	}
+
+	RUN(test_clear_huge(), "huge pages, not split, cleared");
 
 	for (mode = BITMAP; mode <= RING; mode++) {
 		for (i = 0; i < ARRAY_SIZE(memory); i++) {

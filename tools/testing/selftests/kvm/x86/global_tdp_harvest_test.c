@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Proves that KVM_HARVEST_ACCESSED tells which pages the guest has accessed since the
- * last time, all of these and no others, whatever the host does with the memory in
- * between; and that KVM_POPULATE_BITMAP maps the pages of a bitmap, and no others.
+ * last time: all of these that are still mapped, and no others; and that
+ * KVM_POPULATE_BITMAP maps the pages of a bitmap, and no others.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -16,7 +16,6 @@
 #include "kvm_util.h"
 #include "processor.h"
 #include "global_tdp.h"
-#include "global_tdp_damon.h"
 
 #define MEM_SIZE	SZ_8M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
@@ -31,9 +30,6 @@
 
 /* How often all that may happen to memory happens at once. */
 #define NR_ROUNDS	40
-
-/* How often all memory is zapped while it is harvested. */
-#define NR_ZAPS		10
 
 /* How often a guest that runs is harvested, twice each time. */
 #define NR_HARVESTS	200
@@ -208,7 +204,10 @@ static bool test_fault_around(void)
 	return test_faults(KVM_GLOBAL_TDP_FAULT_AROUND);
 }
 
-/* A huge page is accessed as a whole, whatever part of it is asked for first. */
+/*
+ * A huge page is accessed as a whole.  A part of it may be harvested at a time: all of it is
+ * told until its last page has been.
+ */
 static bool test_huge(enum gtdp_backing backing)
 {
 	const u64 part = SZ_2M / 4, bits = part / PAGE_SIZE;
@@ -223,8 +222,7 @@ static bool test_huge(enum gtdp_backing backing)
 		 HOST_TAG + GTDP_REGION_PAGES + 7);
 	TEST_ASSERT_EQ(gtdp_harvest(env.vm, 0, GTDP_GPA + SZ_2M + part, part, bitmap), part);
 	TEST_ASSERT_EQ(nr_bits(bitmap, bits), bits);
-	TEST_ASSERT_EQ(gtdp_harvest(env.vm, 0, GTDP_GPA, 2 * SZ_2M - part, bitmap),
-		       SZ_2M - 2 * part);
+	TEST_ASSERT_EQ(gtdp_harvest(env.vm, 0, GTDP_GPA, 2 * SZ_2M - part, bitmap), SZ_2M - part);
 	TEST_ASSERT_EQ(gtdp_harvest(env.vm, 0, GTDP_GPA + 2 * SZ_2M - part, part, bitmap), part);
 	check_nothing(&env);
 
@@ -242,7 +240,7 @@ static bool test_hugetlb(void)
 	return test_huge(GTDP_HUGETLB);
 }
 
-/* What is gone from the page tables was accessed all the same. */
+/* What is zapped is not told, but for what is accessed after that. */
 static bool test_zapped(void)
 {
 	struct env env;
@@ -253,19 +251,21 @@ static bool test_zapped(void)
 	run_from(&env, GTDP_CHECK, 0, 3);
 	TEST_ASSERT(!mprotect(env.mem.hva, MEM_SIZE, PROT_NONE), "mprotect()");
 	TEST_ASSERT(!mprotect(env.mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE), "mprotect()");
-	check_harvest(&env, 0, 3);
-
 	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
 	run_from(&env, GTDP_CHECK, 1, 4);
-	TEST_ASSERT(!madvise(env.mem.hva, MEM_SIZE, MADV_DONTNEED), "madvise()");
 	check_harvest(&env, 1, 4);
+
+	run_from(&env, GTDP_CHECK, 0, 3);
+	TEST_ASSERT(!madvise(env.mem.hva, MEM_SIZE, MADV_DONTNEED), "madvise()");
+	run_from(&env, GTDP_READ, 2, 5);
+	check_harvest(&env, 2, 5);
 	check_nothing(&env);
 
 	destroy(&env);
 	return true;
 }
 
-/* A huge page is split, or made, while it, or a part of it, was accessed. */
+/* A huge page that is split was accessed as a whole; to make one is to zap small ones. */
 static bool test_collapsed(void)
 {
 	u64 bitmap[NR_WORDS];
@@ -277,26 +277,24 @@ static bool test_collapsed(void)
 	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA + 5 * PAGE_SIZE, 1, HOST_TAG + 5);
 	TEST_ASSERT(!madvise(env.mem.hva, MEM_SIZE, MADV_HUGEPAGE) &&
 		    !madvise(env.mem.hva, MEM_SIZE, MADV_COLLAPSE), "MADV_COLLAPSE");
-	harvest(&env, bitmap);
-	TEST_ASSERT(bit(bitmap, 5), "It was accessed as a small page");
-	TEST_ASSERT_EQ(nr_bits(bitmap, NR_PAGES), 1);
-
 	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	check_nothing(&env);
+
 	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA + 5 * PAGE_SIZE, 1, HOST_TAG + 5);
 	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
 	harvest(&env, bitmap);
 	TEST_ASSERT_EQ(nr_bits(bitmap, GTDP_REGION_PAGES), GTDP_REGION_PAGES);
 	TEST_ASSERT_EQ(nr_bits(bitmap, NR_PAGES), GTDP_REGION_PAGES);
 
-	/* A huge page in the place of small ones, as logging ends. */
+	/* A huge page in the place of small ones, as logging ends, is as its first page was. */
 	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
 	harvest(&env, bitmap);
 	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, 1, HOST_TAG);
 	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
 	TEST_ASSERT(gtdp_vm_stat(env.vm, "pages_2m"), "No page is huge again");
 	harvest(&env, bitmap);
-	TEST_ASSERT(bit(bitmap, 0), "It was accessed as a small page, of a log");
-	TEST_ASSERT_EQ(nr_bits(bitmap, NR_PAGES), 1);
+	TEST_ASSERT_EQ(nr_bits(bitmap, GTDP_REGION_PAGES), GTDP_REGION_PAGES);
+	TEST_ASSERT_EQ(nr_bits(bitmap, NR_PAGES), GTDP_REGION_PAGES);
 
 	destroy(&env);
 	return true;
@@ -389,7 +387,6 @@ static bool test_large(void)
 	for (i = 0; i < nr; i++)
 		TEST_ASSERT_EQ(bit(bitmap, i), !(i % 3));
 
-	TEST_ASSERT_EQ(gtdp_vm_stat(env.vm, "tdp_harvested"), DIV_ROUND_UP(nr, 3));
 	munmap(map, 2 * PAGE_SIZE);
 	destroy(&env);
 	return true;
@@ -401,7 +398,7 @@ static void do_nothing(int sig)
 
 /*
  * A call that is interrupted time after time gets on.  All memslots have the same
- * pages, of which the guest reads some by two of them: each has its own record.
+ * pages, of which the guest reads one by either of two: told are those that it used.
  */
 static bool test_interrupted(void)
 {
@@ -449,6 +446,50 @@ static bool test_interrupted(void)
 	TEST_ASSERT(got_on, "A call that was interrupted had done nothing");
 
 	free(bitmap);
+	destroy(&env);
+	return true;
+}
+
+/* A range that no bitmap is large enough for: the signal ends it, not the end of the bitmap. */
+static bool test_endless(void)
+{
+	const u64 piece = SZ_2M, bytes = 128 * piece, size = BIT_ULL(63);
+	struct itimerval timer = { .it_interval.tv_usec = 10000, .it_value.tv_usec = 10000 };
+	const struct sigaction action = { .sa_handler = do_nothing };
+	struct kvm_harvest_accessed range = { .gpa = BIT_ULL(62), .size = size };
+	struct env env;
+	u64 done, i;
+	void *map;
+	int fd;
+
+	if (!create_populated(&env, GTDP_MEMFD))
+		return false;
+
+	/* The same memory, again and again. */
+	fd = memfd_create("bitmap", 0);
+	TEST_ASSERT(fd >= 0 && !ftruncate(fd, piece), "memfd_create()");
+	map = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	TEST_ASSERT(map != MAP_FAILED, "mmap()");
+	for (i = 0; i < bytes; i += piece)
+		TEST_ASSERT(mmap(map + i, piece, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+				 fd, 0) == map + i, "mmap()");
+	range.bitmap = (uintptr_t)map;
+
+	sigaction(SIGALRM, &action, NULL);
+	setitimer(ITIMER_REAL, &timer, NULL);
+	TEST_ASSERT(call(&env, &range) == EINTR, "No signal ends a harvest without an end");
+	timer = (struct itimerval) {};
+	setitimer(ITIMER_REAL, &timer, NULL);
+
+	done = range.gpa - BIT_ULL(62);
+	ksft_print_msg("Harvested %lu MiB\n", (unsigned long)(done / SZ_1M));
+	TEST_ASSERT(done && done < bytes * 8 * PAGE_SIZE, "%lu bytes", (unsigned long)done);
+	TEST_ASSERT_EQ(range.size, size - done);
+	TEST_ASSERT_EQ(range.bitmap - (uintptr_t)map, done / PAGE_SIZE / 8);
+	TEST_ASSERT_EQ(range.accessed, 0);
+
+	munmap(map, bytes);
+	close(fd);
 	destroy(&env);
 	return true;
 }
@@ -581,41 +622,6 @@ static void *runner(void *arg)
 	return NULL;
 }
 
-static void *zap_all(void *arg)
-{
-	struct env *env = arg;
-
-	TEST_ASSERT(!mprotect(env->mem.hva, MEM_SIZE, PROT_READ), "mprotect()");
-	return NULL;
-}
-
-/* Whatever a zap has got to, when the guest is done all is told by the next harvest. */
-static bool test_being_zapped(void)
-{
-	pthread_t thread;
-	struct env env;
-	u64 mapped;
-	int i;
-
-	if (!create_populated(&env, GTDP_MEMFD))
-		return false;
-
-	for (i = 0; i < NR_ZAPS; i++) {
-		run_from(&env, GTDP_CHECK, 0, 1);
-		mapped = gtdp_nr_mapped(env.vm);
-		pthread_create(&thread, NULL, zap_all, &env);
-		__gtdp_wait_until(gtdp_nr_mapped(env.vm) < mapped, 0);
-		check_harvest(&env, 0, 1);
-		pthread_join(thread, NULL);
-
-		TEST_ASSERT(!mprotect(env.mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE), "mprotect()");
-		gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	}
-
-	destroy(&env);
-	return true;
-}
-
 /* The guest reads a page, and counts, until it is told to stop. */
 static void make_reader(struct env *env, u64 page, u64 counter, u64 flag)
 {
@@ -641,7 +647,7 @@ static void make_reader(struct env *env, u64 page, u64 counter, u64 flag)
  * A guest that never stops to read a page, which it has in its TLB, has accessed it
  * between any two harvests.
  */
-static bool test_running(bool aged)
+static bool test_running(void)
 {
 	/* The rest is not in the word that is harvested: TLBs are flushed for the page. */
 	const u64 page = 100, counter = 1100, flag = 1200, first = 64;
@@ -656,18 +662,6 @@ static bool test_running(bool aged)
 	make_reader(&env, page, counter, flag);
 	count = env.mem.hva + counter * PAGE_SIZE;
 	*count = 0;
-	if (aged) {
-		const struct gtdp_damon_target target = {
-			env.mem.hva + page * PAGE_SIZE, PAGE_SIZE,
-		};
-
-		gtdp_drain_lru();
-		if (!gtdp_damon_create(&target, 1, 1000, 10000)) {
-			destroy(&env);
-			return false;
-		}
-		gtdp_damon_start();
-	}
 	*(u64 *)(env.mem.hva + flag * PAGE_SIZE) = 0;
 	env.job = (struct gtdp_job) { .op = GTDP_EXEC, .gpa = GTDP_GPA, .nr = 1, .step = 1 };
 	pthread_create(&vcpu, NULL, runner, &env);
@@ -679,37 +673,23 @@ static bool test_running(bool aged)
 		__gtdp_wait_until(READ_ONCE(*count) > before + 1, 0);
 		gtdp_harvest(env.vm, 0, GTDP_GPA + first * PAGE_SIZE, SZ_256K, &word);
 		TEST_ASSERT(bit(&word, page - first), "What was accessed was not harvested");
-		/* What ages the page does not flush TLBs: give it time to. */
-		if (aged)
-			usleep(2000);
 	}
 
-	if (aged)
-		gtdp_damon_stop();
 	*(u64 *)(env.mem.hva + flag * PAGE_SIZE) = 1;
 	pthread_join(vcpu, NULL);
 	destroy(&env);
 	return true;
 }
 
-static bool test_running_alone(void)
-{
-	return test_running(false);
-}
-
-static bool test_running_aged(void)
-{
-	return test_running(true);
-}
-
 /*
- * While a guest reads, memory is taken away, populated again, and harvested: by the
- * end, what was harvested is what the guest has read.
+ * While a guest reads, memory is taken away, populated again, and harvested: nothing is
+ * told but what the guest has read in the meantime.
  */
 static bool test_storm(void)
 {
 	pthread_t threads[2], vcpu;
 	struct env env;
+	u64 page;
 	int i;
 
 	if (!create_populated(&env, GTDP_MEMFD))
@@ -745,12 +725,17 @@ static bool test_storm(void)
 				sum[word] |= bitmap[word];
 		} while (!done);
 
-		check_bits(sum, first, step);
+		for (page = 0; page < NR_PAGES; page++)
+			TEST_ASSERT(!bit(sum, page) ||
+				    (page >= first && (page - first) % step == 0),
+				    "Page %lu was not read", (unsigned long)page);
 	}
 
 	WRITE_ONCE(env.stop, true);
 	pthread_join(threads[0], NULL);
 	pthread_join(threads[1], NULL);
+	run_from(&env, GTDP_CHECK, 0, 3);
+	check_harvest(&env, 0, 3);
 	destroy(&env);
 	return true;
 }
@@ -1062,15 +1047,14 @@ static const struct gtdp_test tests[] = {
 	{ "huge pages", test_thp },
 	{ "hugetlb", test_hugetlb },
 	{ "zapped", test_zapped },
-	{ "being zapped", test_being_zapped },
 	{ "collapsed and split", test_collapsed },
 	{ "memslots", test_slots },
 	{ "large", test_large },
 	{ "interrupted", test_interrupted },
+	{ "endless", test_endless },
 	{ "SMM", test_smm },
 	{ "refused", test_refused },
-	{ "while a guest runs", test_running_alone },
-	{ "while a guest runs and its memory ages", test_running_aged },
+	{ "while a guest runs", test_running },
 	{ "storm", test_storm },
 	{ "bitmap, anonymous", test_bitmap_anon },
 	{ "bitmap, memfd", test_bitmap_memfd },

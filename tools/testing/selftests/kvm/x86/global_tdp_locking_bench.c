@@ -447,14 +447,11 @@ static void run_path(int rounds, double ticks_per_ns)
 }
 
 /*
- * Population by so many threads: of the VMM, or of the kernel, which has more
- * than one for large VMs only.  So the memory is in many memslots: each has page
- * tables of its own.
+ * Population by so many threads of the VMM.  The memory is in many memslots: each
+ * has page tables of its own.
  */
 #define NR_ALIASES	64
 #define MAX_THREADS	8
-
-#define THREADS_PARAM	"/sys/module/kvm/parameters/global_tdp_threads"
 
 static int nr_threads;
 static u64 large_size;
@@ -478,7 +475,7 @@ static void *populate_thread(void *arg)
 	return NULL;
 }
 
-static u64 populate_by_vmm(void)
+static u64 populate_by_threads(void)
 {
 	u64 start = ~0ul, end = 0;
 	pthread_t threads[MAX_THREADS];
@@ -497,52 +494,10 @@ static u64 populate_by_vmm(void)
 	return end - start;
 }
 
-/*
- * Give each of the kernel's threads, which are the VMM's, a CPU of its own.  The
- * scheduler does so, too, but late if CPUs share no cache, as emulated ones.
- */
-static void spread_kernel_threads(void)
-{
-	pid_t tids[MAX_THREADS];
-	cpu_set_t cpus;
-	int i;
-
-	TEST_ASSERT_EQ(gtdp_kernel_threads(tids, MAX_THREADS), nr_threads);
-
-	for (i = 0; i < nr_threads; i++) {
-		CPU_ZERO(&cpus);
-		CPU_SET(i, &cpus);
-		TEST_ASSERT(!sched_setaffinity(tids[i], sizeof(cpus), &cpus),
-			    "Want a CPU for each thread");
-	}
-}
-
-static u64 populate_by_kernel(void)
-{
-	u64 start;
-
-	/* The first call creates the threads, which look again, ever more rarely. */
-	gtdp_populate_async(vm, GTDP_GPA, SZ_2M);
-	spread_kernel_threads();
-	usleep(500000);
-
-	start = now_ns();
-	gtdp_populate_async(vm, GTDP_GPA, large_size);
-	/* Looking takes the CPU from them: do so rarely, for what takes some 100 ms. */
-	while (vm_get_stat(vm, tdp_populated_4k) < large_size / PAGE_SIZE)
-		usleep(4000);
-
-	return now_ns() - start;
-}
-
-static void run_populate(const char *who, u64 (*populate)(void), int rounds)
+static void run_populate(int rounds)
 {
 	u64 best = ~0ul, ns;
-	char threads[16];
 	int i, j;
-
-	snprintf(threads, sizeof(threads), "%d", nr_threads);
-	write_file(THREADS_PARAM, threads);
 
 	gtdp_mem_alloc(&mem, GTDP_ANON, range_size, 0);
 	gtdp_stamp(mem.hva, range_size / PAGE_SIZE, 1);
@@ -554,10 +509,10 @@ static void run_populate(const char *who, u64 (*populate)(void), int rounds)
 		vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, KVM_GLOBAL_TDP_POPULATE);
 		for (j = 0; j < NR_ALIASES; j++)
 			gtdp_add_slot(vm, GTDP_SLOT + j, 0, GTDP_GPA + j * range_size, &mem);
-		/* Comes with the threads that the memory is worth, and is not run. */
+		/* Is not run. */
 		vcpu = __vm_vcpu_add(vm, 0);
 
-		ns = populate();
+		ns = populate_by_threads();
 		best = min(best, ns);
 		TEST_ASSERT_EQ(gtdp_nr_populated(vm), large_size / PAGE_SIZE);
 		kvm_vm_free(vm);
@@ -565,8 +520,8 @@ static void run_populate(const char *who, u64 (*populate)(void), int rounds)
 
 	gtdp_mem_free(&mem);
 
-	printf("{\"populate\": \"%s\", \"threads\": %d, \"mib\": %lu, \"ns\": %lu}\n",
-	       who, nr_threads, large_size / SZ_1M, best);
+	printf("{\"threads\": %d, \"mib\": %lu, \"ns\": %lu}\n",
+	       nr_threads, large_size / SZ_1M, best);
 	fflush(stdout);
 }
 
@@ -617,8 +572,7 @@ int main(int argc, char *argv[])
 	has_gtdp = kvm_check_cap(KVM_CAP_GLOBAL_TDP);
 	if (nr_threads) {
 		TEST_REQUIRE(has_gtdp);
-		run_populate("vmm", populate_by_vmm, rounds);
-		run_populate("kernel", populate_by_kernel, rounds);
+		run_populate(rounds);
 		return 0;
 	}
 

@@ -28,7 +28,7 @@
 
 #define MEM_SIZE	SZ_32M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
-/* Memslots of the same memory: enough for there to be a helper, and for some time. */
+/* Memslots of the same memory: enough for some time. */
 #define NR_SLOTS	(SZ_4G / MEM_SIZE + 1)
 /* And one that changes meanwhile, of other memory. */
 #define SLOT_CHANGED	(GTDP_SLOT + NR_SLOTS)

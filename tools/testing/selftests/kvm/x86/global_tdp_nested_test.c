@@ -439,6 +439,32 @@ static bool test_l2(bool nested_paging, enum gtdp_backing backing, bool zap_firs
 	return true;
 }
 
+/* Without nested paging, the pages of L2's root are harvested with those of L1's. */
+static bool test_harvest(void)
+{
+	u64 bitmap[NR_PAGES / 64];
+	struct env env;
+
+	if (!(kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST) ||
+	    !__env_create(&env, false, GTDP_ANON,
+			  KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_HARVEST, false))
+		return false;
+
+	populate(&env);
+	sync_cmd(&env, 0);
+	run_until(&env, IN_L1);
+	run_until(&env, IN_L2);
+	check_l2(&env, 0);
+	gtdp_run(env.other, GTDP_READ, GTDP_GPA + 3 * PAGE_SIZE, 1, 0);
+
+	TEST_ASSERT_EQ(gtdp_harvest(env.vm, 0, GTDP_GPA, MEM_SIZE, bitmap), 3 * PAGE_SIZE);
+	TEST_ASSERT_EQ(bitmap[0], BIT_ULL(0) | BIT_ULL(3));
+	TEST_ASSERT_EQ(bitmap[REGION / 64], 1);
+
+	env_destroy(&env);
+	return true;
+}
+
 static bool is_table(u64 page)
 {
 	return page >= NESTED_ROOT && page < NESTED_END;
@@ -778,6 +804,7 @@ static const struct gtdp_test tests[] = {
 	{ "nested paging, zapped, huge pages", test_nested_paging_thp },
 	{ "no nested paging, zapped", test_no_nested_paging },
 	{ "no nested paging, zapped, huge pages", test_no_nested_paging_thp },
+	{ "harvested, no nested paging", test_harvest },
 	{ "dirty log, nested paging", test_nested_paging_log },
 	{ "dirty log, nested paging, huge pages", test_nested_paging_log_thp },
 	{ "dirty log, no nested paging", test_no_nested_paging_log },

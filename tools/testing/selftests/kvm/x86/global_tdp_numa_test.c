@@ -16,6 +16,8 @@
 #include "global_tdp.h"
 
 #define NR_NODES	2
+/* Pages, each in a GiB of its own. */
+#define NR_UPPER	32
 /* Of each node. */
 #define NODE_SIZE	(128ul * SZ_1M)
 #define NODE_PAGES	(NODE_SIZE / PAGE_SIZE)
@@ -198,6 +200,46 @@ static void test_mixed(int runs)
 	gtdp_mem_free(&mem);
 }
 
+/* A page in each GiB: half of the tables are those above the last level. */
+static void test_upper(int runs, int node)
+{
+	struct kvm_populate_memory range = { .size = PAGE_SIZE };
+	long before[NR_NODES], kib[NR_NODES];
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int i, percent;
+
+	run_on(runs);
+	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
+	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, 0, 0);
+	gtdp_mem_alloc(&mem, GTDP_ANON, NR_UPPER * PAGE_SIZE, 0);
+	bind_to(mem.hva, mem.size, node);
+	gtdp_stamp(mem.hva, NR_UPPER, 1);
+
+	for (i = 0; i < NR_NODES; i++)
+		before[i] = nr_tables_kib(i);
+	for (i = 0; i < NR_UPPER; i++) {
+		range.gpa = GTDP_GPA + (u64)i * SZ_1G;
+		range.size = PAGE_SIZE;
+		vm_set_user_memory_region(vm, GTDP_SLOT + i, 0, range.gpa, PAGE_SIZE,
+					  mem.hva + i * PAGE_SIZE);
+		vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
+	}
+	for (i = 0; i < NR_NODES; i++)
+		kib[i] = nr_tables_kib(i) - before[i];
+
+	pr_info("ioctl on node %d, a page in each GiB, of node %d: %ld and %ld KiB\n", runs,
+		node, kib[0], kib[1]);
+	TEST_ASSERT(kib[0] + kib[1] >= NR_UPPER * 8, "Only %ld KiB of tables",
+		    kib[0] + kib[1]);
+	percent = 100 * kib[node] / (kib[0] + kib[1]);
+	TEST_ASSERT(percent >= LEAST_PERCENT, "%d%% of what is sparse are on its node", percent);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+}
+
 int main(void)
 {
 	int runs, node;
@@ -210,6 +252,7 @@ int main(void)
 		for (node = 0; node < NR_NODES; node++) {
 			test_tables(IOCTL, runs, node);
 			test_tables(FAULTS, runs, node);
+			test_upper(runs, node);
 		}
 		test_tables(FOLLOWER, runs, 0);
 		test_mixed(runs);

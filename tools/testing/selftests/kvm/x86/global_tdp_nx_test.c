@@ -7,6 +7,7 @@
  * recovered, and is huge again when it is populated then.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -21,6 +22,11 @@
 
 #define HOST_TAG	1
 #define ROUNDS		20
+
+/* How many pages are left when a recovery begins, how long the rest takes. */
+#define DELETIONS	10
+#define LAST_PAGES	(4 * GTDP_REGION_PAGES)
+#define DELETED_USECS	5000
 
 /* Recover all at a time, and often. */
 #define RATIO		"1"
@@ -291,11 +297,102 @@ static bool test_raced(void)
 	return true;
 }
 
+static void *deleter(void *arg)
+{
+	gtdp_delete_slot(arg, GTDP_SLOT + 1);
+	return NULL;
+}
+
+/*
+ * Delete a memslot, and with it all that is mapped; have a page table of it
+ * recovered when the rest is nearly zapped; take its memory away when it is gone.
+ * Returns how many pages are counted as mapped then: all of it, if it is in use, or
+ * the last few of others that are being zapped.
+ */
+static u64 nr_left_behind(struct kvm_vm *vm, struct kvm_vcpu *vcpu,
+			       struct gtdp_mem *memory, struct gtdp_mem *code)
+{
+	const u64 gpa = GTDP_GPA + memory->size;
+	cpu_set_t cpus, cpu;
+	pthread_t thread;
+	u64 left;
+	int r;
+
+	gtdp_stamp(code->hva, GTDP_REGION_PAGES, HOST_TAG);
+	gtdp_make_code(code->hva, GTDP_REGION_PAGES);
+	gtdp_add_slot(vm, GTDP_SLOT + 1, 0, gpa, code);
+	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, memory->size / PAGE_SIZE, 0);
+	gtdp_run(vcpu, GTDP_EXEC, gpa, GTDP_REGION_PAGES, HOST_TAG);
+	TEST_ASSERT_EQ(gtdp_vm_stat(vm, "nx_lpage_splits"), 1);
+
+	/* Leave another CPU to the recovery. */
+	sched_getaffinity(0, sizeof(cpus), &cpus);
+	CPU_ZERO(&cpu);
+	CPU_SET(sched_getcpu(), &cpu);
+	sched_setaffinity(0, sizeof(cpu), &cpu);
+
+	pthread_create(&thread, NULL, deleter, vm);
+	__gtdp_wait_until(gtdp_vm_stat(vm, "pages_4k") < LAST_PAGES, 100);
+	gtdp_set_param("nx_huge_pages_recovery_ratio", RATIO);
+	__gtdp_wait_until(gtdp_vm_stat(vm, "pages_4k") <= GTDP_REGION_PAGES, 100);
+	usleep(DELETED_USECS);
+	r = madvise(code->hva, code->size, MADV_DONTNEED);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	left = gtdp_vm_stat(vm, "pages_4k");
+
+	pthread_join(thread, NULL);
+	sched_setaffinity(0, sizeof(cpus), &cpus);
+	gtdp_set_param("nx_huge_pages_recovery_ratio", "0");
+	return left;
+}
+
+/*
+ * When a memslot is gone, nobody tells KVM that the host takes its memory away.  So
+ * whatever has to do with its pages is done by then, also if somebody else than who
+ * deletes the memslot has found them.
+ */
+static bool test_deleted(void)
+{
+	struct gtdp_mem memory, code;
+	struct kvm_vcpu *vcpu;
+	struct kvm_vm *vm;
+	u64 left;
+	int i;
+
+	if (!gtdp_set_param("nx_huge_pages", "force") ||
+	    !gtdp_set_param("shared_mmu_lock", "Y") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_ratio", "0") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_period_ms", "1"))
+		return false;
+
+	gtdp_mem_alloc(&memory, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_mem_alloc(&code, GTDP_THP, SZ_2M, 0);
+	gtdp_stamp(code.hva, GTDP_REGION_PAGES, HOST_TAG);
+	if (!gtdp_is_huge(code.hva, code.size))
+		return false;
+
+	vm = gtdp_vm_create(0, 1, &vcpu);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &memory);
+
+	for (i = 0; i < DELETIONS; i++) {
+		left = nr_left_behind(vm, vcpu, &memory, &code);
+		TEST_ASSERT(left < GTDP_REGION_PAGES, "%lu pages in use after their memslot",
+			    left);
+	}
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&memory);
+	gtdp_mem_free(&code);
+	gtdp_restore_params();
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "toggled, split, recovered", test_toggled_ioctl },
 	{ "toggled, split, recovered, follower", test_toggled_follower },
 	{ "split, logged, recovered", test_logged },
 	{ "raced against zaps", test_raced },
+	{ "recovered as its memslot is deleted", test_deleted },
 };
 
 /* Takes part of the name of a test, to leave out all others. */

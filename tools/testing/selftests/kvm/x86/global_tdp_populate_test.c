@@ -679,6 +679,37 @@ static bool test_clean(void)
 	return true;
 }
 
+/*
+ * Where the CPU has Accessed bits, the end of the VM does not mark pages as accessed
+ * that the guest did not touch.
+ */
+static bool test_not_accessed(void)
+{
+	u64 pfns[NR_PAGES], i, marked = 0;
+	struct env env;
+
+	TEST_ASSERT(env_create(&env, GTDP_MEMFD, 0), "No memfd");
+	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
+	TEST_ASSERT_EQ(gtdp_get_pfns(env.mem.hva, NR_PAGES, pfns), NR_PAGES);
+	gtdp_drain_lru();
+	for (i = 0; i < NR_PAGES; i++)
+		TEST_ASSERT(!gtdp_page_flag(pfns[i], KPF_REFERENCED), "Page %lu is in use", i);
+
+	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
+	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
+	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES / 2, HOST_TAG);
+	kvm_vm_free(env.vm);
+	gtdp_drain_lru();
+
+	for (i = NR_PAGES / 2; i < NR_PAGES; i++)
+		marked += gtdp_page_flag(pfns[i], KPF_REFERENCED);
+	TEST_ASSERT(!marked || !(kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST),
+		    "%lu pages were not touched, but are marked", marked);
+
+	gtdp_mem_free(&env.mem);
+	return true;
+}
+
 /* Whether a file is of a file system that wants to know of the first write to a page. */
 static bool is_on_disk(int fd)
 {
@@ -881,6 +912,26 @@ static bool test_statistics(void)
 	return true;
 }
 
+/* Nothing is there, whatever is traced: page tables have 4 or 5 levels. */
+static bool test_beyond(void)
+{
+	const u64 gpas[] = { 1ULL << 48, 1ULL << 57 };
+	struct kvm_pre_fault_memory range;
+	struct kvm_vcpu *vcpu;
+	struct kvm_vm *vm;
+	int i, r;
+
+	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
+	for (i = 0; i < ARRAY_SIZE(gpas); i++) {
+		range = (struct kvm_pre_fault_memory) { .gpa = gpas[i], .size = PAGE_SIZE };
+		r = __vcpu_ioctl(vcpu, KVM_PRE_FAULT_MEMORY, &range);
+		TEST_ASSERT(r && errno == ENOENT, KVM_IOCTL_ERROR(KVM_PRE_FAULT_MEMORY, r));
+	}
+
+	kvm_vm_free(vm);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "not populated", test_control },
 	{ "anonymous memory", test_anon },
@@ -910,9 +961,11 @@ static const struct gtdp_test tests[] = {
 	{ "while vCPUs run", test_while_running },
 	{ "clean pages", test_clean },
 	{ "clean pages of a file on a disk", test_clean_file },
+	{ "not accessed", test_not_accessed },
 	{ "freed pages", test_freed_small },
 	{ "freed huge pages", test_freed_huge },
 	{ "statistics", test_statistics },
+	{ "prefaulted beyond what page tables reach", test_beyond },
 };
 
 /* Takes part of the name of a test, to leave out all others. */

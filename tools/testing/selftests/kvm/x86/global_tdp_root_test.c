@@ -40,6 +40,11 @@ struct env {
 	struct gtdp_mem other;
 };
 
+static u64 can_harvest(void)
+{
+	return kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST;
+}
+
 static void env_create(struct env *env)
 {
 	gtdp_mem_alloc(&env->mem, GTDP_ANON, MEM_SIZE, 0);
@@ -47,7 +52,7 @@ static void env_create(struct env *env)
 	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
 	gtdp_stamp(env->other.hva, NR_PAGES, OTHER_TAG);
 
-	env->vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &env->vcpu);
+	env->vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE | can_harvest(), 1, &env->vcpu);
 	gtdp_add_slot(env->vm, GTDP_SLOT, 0, GTDP_GPA, &env->mem);
 	gtdp_populate_code(env->vm);
 	gtdp_populate_full(env->vm, GTDP_GPA, MEM_SIZE);
@@ -101,6 +106,37 @@ static bool test_quirk(void)
 
 	env_destroy(&env);
 	return true;
+}
+
+/* And what was mapped counts, not whether anything still may be mapped ahead. */
+static bool test_quirk_disabled(void)
+{
+	struct kvm_populate_memory sum, range = { .gpa = GTDP_GPA, .size = MEM_SIZE };
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int r;
+
+	if (!(kvm_check_cap(KVM_CAP_DISABLE_QUIRKS2) & KVM_X86_QUIRK_IGNORE_GUEST_PAT))
+		return false;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+
+	/* It can be disabled for as long as there is no vCPU. */
+	vm = gtdp_vm_create_bare(1);
+	vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, KVM_GLOBAL_TDP_POPULATE);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	r = gtdp_populate_on(vm, &range, &sum);
+	TEST_ASSERT(!r || r == ENXIO, "KVM_POPULATE_MEMORY: %s", strerror(r));
+	vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, 0);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(vm), r ? 0 : NR_PAGES);
+
+	vm_enable_cap(vm, KVM_CAP_DISABLE_QUIRKS2, KVM_X86_QUIRK_IGNORE_GUEST_PAT);
+	TEST_ASSERT(!gtdp_nr_mapped(vm), "%lu pages are mapped as before", gtdp_nr_mapped(vm));
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return !r;
 }
 
 /* What a VMM does to reset a vCPU, and to load another state into it. */
@@ -299,8 +335,8 @@ static void inject_smi(struct kvm_vcpu *vcpu)
 }
 
 /*
- * SMM has page tables of its own.  They can be populated, too, and using them
- * does not cost those of the VM.
+ * SMM has page tables of its own.  They can be populated and harvested, too, and
+ * using them does not cost those of the VM.
  */
 static bool test_smm(void)
 {
@@ -316,8 +352,8 @@ static bool test_smm(void)
 		0x0f, 0xaa,					/* rsm */
 	};
 	struct kvm_populate_memory range = { .as_id = 1 };
+	u64 bitmap[NR_PAGES / 64], faults;
 	struct gtdp_mem smram;
-	u64 faults;
 	struct env env;
 
 	if (!kvm_has_cap(KVM_CAP_X86_SMM))
@@ -361,6 +397,13 @@ static bool test_smm(void)
 	vcpu_run(env.vcpu);
 	gtdp_finish_job(env.vcpu);
 	TEST_ASSERT_EQ(gtdp_vcpu_stat(env.vcpu, "pf_taken"), faults);
+
+	if (can_harvest()) {
+		TEST_ASSERT_EQ(gtdp_harvest(env.vm, 1, SMM_DATA_GPA, MEM_SIZE, bitmap), MEM_SIZE);
+		TEST_ASSERT_EQ(gtdp_harvest(env.vm, 0, SMM_DATA_GPA, MEM_SIZE, bitmap), 0);
+		TEST_ASSERT_EQ(gtdp_harvest(env.vm, 0, GTDP_GPA, MEM_SIZE, bitmap), MEM_SIZE);
+		TEST_ASSERT_EQ(gtdp_harvest(env.vm, 1, GTDP_GPA, MEM_SIZE, bitmap), 0);
+	}
 
 	env_destroy(&env);
 	gtdp_mem_free(&smram);
@@ -536,6 +579,7 @@ static bool test_smm_logged(void)
 static const struct gtdp_test tests[] = {
 	{ "CPUID", test_cpuid },
 	{ "quirk disabled", test_quirk },
+	{ "quirk disabled, Global TDP disabled", test_quirk_disabled },
 	{ "reset", test_reset },
 	{ "real mode", test_real_mode },
 	{ "other memslots", test_other_slots },

@@ -302,30 +302,6 @@ static void run_follower(void)
 	end();
 }
 
-/* With as many threads of the kernel as it creates; for who traces mmu_lock. */
-static void run_kernel(void)
-{
-	pid_t tids[MAX_THREADS];
-	char threads[16];
-
-	snprintf(threads, sizeof(threads), "%d", nr_threads);
-	gtdp_set_param("global_tdp_threads", threads);
-	alloc_aliases();
-	create_vm(POPULATE);
-	add_aliases();
-
-	set_phase("populate");
-	gtdp_populate_async(vm, 0, size);
-	__gtdp_wait_until(gtdp_nr_populated(vm) == size / PAGE_SIZE, 4000);
-	set_phase("idle");
-
-	begin("kernel");
-	tell("kernel_threads", gtdp_kernel_threads(tids, MAX_THREADS));
-	end();
-	kvm_vm_free(vm);
-	gtdp_restore_params();
-}
-
 /* The least of some times that it is measured: in one or the other there is a tick. */
 static void keep_least(u64 *least, u64 start)
 {
@@ -416,7 +392,7 @@ static void run_zap(u64 features, const char *name)
 static void help(const char *name)
 {
 	printf("usage: %s [-h] [-g GiB] [-b 4k|thp] [-t threads] case\n"
-	       "cases: vmm follower kernel sparse plain_sparse zap unmarked_zap\n", name);
+	       "cases: vmm follower sparse plain_sparse zap unmarked_zap\n", name);
 	exit(0);
 }
 
@@ -458,8 +434,6 @@ int main(int argc, char *argv[])
 		run_vmm();
 	else if (!strcmp(name, "follower"))
 		run_follower();
-	else if (!strcmp(name, "kernel"))
-		run_kernel();
 	else if (!strcmp(name, "sparse"))
 		run_sparse(POPULATE | FOLLOW, name);
 	else if (!strcmp(name, "plain_sparse"))

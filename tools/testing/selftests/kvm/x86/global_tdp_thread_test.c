@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Proves that a VM gets the threads that follow its memory, not before its first
- * vCPU, and no more than it is to have, however inconvenient the moment of their
- * creation is: beside a timer's signals, and when the number of threads is
- * limited, in which case the VM works without until there may be one.  Also that a
- * helper that does not get to run holds up nobody.
+ * Proves that a VM gets the thread that follows its memory, one, and not before its
+ * first vCPU, however inconvenient the moment of its creation is: beside a timer's
+ * signals, and when the number of threads is limited, in which case the VM works
+ * without until there may be one.
  */
 #include <errno.h>
 #include <limits.h>
@@ -27,16 +26,13 @@
 
 #define MEM_SIZE	SZ_32M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
-/* Memslots of the same memory, together more than 4GiB. */
-#define NR_SLOTS	(SZ_4G / MEM_SIZE + 1)
 
 #define HOST_TAG	1
 #define NR_VMS		20
 #define MAX_EXTRA_VCPUS	64
 #define TIMER_USECS	20
-#define WAIT_SECONDS	120
 
-/* Of the VMM that is limited, or whose helper is frozen. */
+/* Of the VMM that is limited. */
 static char *cgroup;
 
 static int nr_alarms;
@@ -132,7 +128,6 @@ static void no_follower(struct env *env)
 	pid_t tid;
 
 	TEST_ASSERT_EQ(gtdp_kernel_threads(&tid, 1), 0);
-	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "tdp_threads"), 0);
 	TEST_ASSERT_EQ(gtdp_nr_populated(env->vm), 0);
 }
 
@@ -166,7 +161,6 @@ static void env_finish(struct env *env, void (*action)(void *arg))
 	__gtdp_wait_mapped(env->vm, gtdp_code_size(env->vm) / PAGE_SIZE + NR_PAGES,
 			   action, env);
 	TEST_ASSERT_EQ(gtdp_kernel_threads(&tid, 1), 1);
-	TEST_ASSERT_EQ(gtdp_vm_stat(env->vm, "tdp_threads"), 1);
 	gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);
 	TEST_ASSERT(failures(env), "No failure is counted");
 
@@ -310,17 +304,6 @@ static int nr_kernel_threads(void)
 	return gtdp_kernel_threads(tids, ARRAY_SIZE(tids));
 }
 
-static struct kvm_vm *create_large(struct gtdp_mem *mem, u64 nr_slots)
-{
-	struct kvm_vm *vm = vm_create_barebones();
-	u64 i;
-
-	vm_enable_cap(vm, KVM_CAP_GLOBAL_TDP, GTDP_ALL);
-	for (i = 0; i < nr_slots; i++)
-		gtdp_add_slot(vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, mem);
-	return vm;
-}
-
 static bool test_limited(void (*vmm)(void))
 {
 	cgroup = gtdp_cgroup_create(NULL, "pids");
@@ -330,52 +313,6 @@ static bool test_limited(void (*vmm)(void))
 	gtdp_check_exit(gtdp_start(cgroup, vmm));
 	gtdp_cgroup_destroy(cgroup);
 	return true;
-}
-
-/*
- * A VM that is to have a helper, which there is no room for: memslots come and go
- * without an attempt each time, until there is.
- */
-static void helper_vmm(void)
-{
-	struct timespec created;
-	struct gtdp_mem mem;
-	struct kvm_vm *vm;
-	u64 nr, msecs;
-	int i;
-
-	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
-	limit_threads("2");
-	clock_gettime(CLOCK_MONOTONIC, &created);
-	vm = create_large(&mem, NR_SLOTS);
-	__vm_vcpu_add(vm, 0);
-	TEST_ASSERT_EQ(nr_kernel_threads(), 1);
-	for (i = 0; i < 200; i++) {
-		gtdp_delete_slot(vm, GTDP_SLOT);
-		gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
-	}
-	nr = gtdp_vm_stat(vm, "tdp_thread_failed");
-	msecs = msecs_since(&created);
-	TEST_ASSERT(nr && nr <= 2 + msecs / 500, "%lu attempts in %lu ms", nr, msecs);
-	TEST_ASSERT_EQ(nr_kernel_threads(), 1);
-	TEST_ASSERT_EQ(gtdp_vm_stat(vm, "tdp_threads"), 1);
-
-	limit_threads("max");
-	sleep(2);
-	gtdp_delete_slot(vm, GTDP_SLOT);
-	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
-	TEST_ASSERT_EQ(nr_kernel_threads(), 2);
-	TEST_ASSERT_EQ(gtdp_vm_stat(vm, "tdp_threads"), 2);
-
-	kvm_vm_free(vm);
-	gtdp_mem_free(&mem);
-	_exit(0);
-}
-
-static bool test_limit_helper(void)
-{
-	/* No helper without a CPU for it. */
-	return sysconf(_SC_NPROCESSORS_ONLN) >= 2 && test_limited(helper_vmm);
 }
 
 static bool test_limit_slots(void)
@@ -433,225 +370,6 @@ static bool test_first_vcpu(void)
 
 	kvm_vm_free(vm);
 	gtdp_mem_free(&mem);
-	return true;
-}
-
-/* A VM that is large enough has as many threads as the parameter and the CPUs allow. */
-static bool test_parameter(void)
-{
-	static const struct {
-		const char *value;
-		int threads;
-	} cases[] = { { "0", 1 }, { "1", 1 }, { "2", 2 }, { "4294967295", 8 } };
-	cpu_set_t cpus;
-	struct gtdp_mem mem;
-	struct kvm_vm *vm;
-	int i, large;
-
-	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
-	sched_getaffinity(0, sizeof(cpus), &cpus);
-	for (i = 0; i < 2 * ARRAY_SIZE(cases); i++) {
-		if (!gtdp_set_param("global_tdp_threads", cases[i / 2].value))
-			return false;
-
-		/* One more than the first for each 4GiB. */
-		large = i % 2;
-		vm = create_large(&mem, large ? NR_SLOTS : NR_SLOTS - 2);
-		gtdp_wait_until(!nr_kernel_threads());
-		__vm_vcpu_add(vm, 0);
-		TEST_ASSERT_EQ(nr_kernel_threads(),
-			       min(min(cases[i / 2].threads, CPU_COUNT(&cpus)), 1 + large));
-		kvm_vm_free(vm);
-	}
-
-	gtdp_restore_params();
-	gtdp_mem_free(&mem);
-	return true;
-}
-
-/* It counts again when a memslot is added, but takes no thread away. */
-static bool test_parameter_changed(void)
-{
-	struct gtdp_mem mem;
-	struct kvm_vm *vm;
-
-	if (sysconf(_SC_NPROCESSORS_ONLN) < 2 || !gtdp_set_param("global_tdp_threads", "1"))
-		return false;
-
-	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
-	vm = create_large(&mem, NR_SLOTS);
-	gtdp_wait_until(!nr_kernel_threads());
-	__vm_vcpu_add(vm, 0);
-	TEST_ASSERT_EQ(nr_kernel_threads(), 1);
-
-	gtdp_set_param("global_tdp_threads", "2");
-	TEST_ASSERT_EQ(nr_kernel_threads(), 1);
-	gtdp_delete_slot(vm, GTDP_SLOT);
-	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
-	TEST_ASSERT_EQ(nr_kernel_threads(), 2);
-
-	gtdp_set_param("global_tdp_threads", "1");
-	gtdp_delete_slot(vm, GTDP_SLOT);
-	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
-	TEST_ASSERT_EQ(nr_kernel_threads(), 2);
-
-	gtdp_restore_params();
-	kvm_vm_free(vm);
-	gtdp_mem_free(&mem);
-	return true;
-}
-
-/* A VM with a helper that is frozen, and so does not do what it is woken for. */
-struct frozen_env {
-	struct kvm_vm *vm;
-	struct gtdp_mem mem;
-	char *cgroup;
-};
-
-static bool is_frozen(const char *dir)
-{
-	return gtdp_cgroup_stat(dir, "cgroup.events", "frozen");
-}
-
-static void populate_all(struct frozen_env *env)
-{
-	gtdp_populate_async(env->vm, GTDP_GPA, NR_SLOTS * MEM_SIZE);
-}
-
-static void frozen_create(struct frozen_env *env)
-{
-	char tid[16];
-	pid_t helper;
-	u64 i;
-
-	gtdp_mem_alloc(&env->mem, GTDP_ANON, MEM_SIZE, 0);
-	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
-	env->vm = vm_create_barebones();
-	vm_enable_cap(env->vm, KVM_CAP_GLOBAL_TDP, KVM_GLOBAL_TDP_POPULATE);
-	for (i = 0; i < NR_SLOTS; i++)
-		gtdp_add_slot(env->vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, &env->mem);
-
-	/* That creates the threads. */
-	gtdp_populate_async(env->vm, 0, 0);
-
-	env->cgroup = gtdp_cgroup_create(cgroup, NULL);
-	TEST_ASSERT(env->cgroup, "Can't create a cgroup in %s", cgroup);
-	TEST_ASSERT(gtdp_write_file(env->cgroup, "cgroup.type", "threaded"),
-		    "Can't set cgroup.type");
-	helper = gtdp_find_helper();
-	TEST_ASSERT(helper, "There is no helper");
-	snprintf(tid, sizeof(tid), "%d", helper);
-	TEST_ASSERT(gtdp_write_file(env->cgroup, "cgroup.threads", tid),
-		    "Can't set cgroup.threads");
-	TEST_ASSERT(gtdp_write_file(env->cgroup, "cgroup.freeze", "1"),
-		    "Can't set cgroup.freeze");
-	gtdp_wait_until(is_frozen(env->cgroup));
-}
-
-static void frozen_free(struct frozen_env *env)
-{
-	pid_t tids[8];
-
-	TEST_ASSERT(is_frozen(env->cgroup), "The helper is not frozen any more");
-	TEST_ASSERT(gtdp_write_file(env->cgroup, "cgroup.freeze", "0"),
-		    "Can't set cgroup.freeze");
-	kvm_vm_free(env->vm);
-	gtdp_wait_until(!gtdp_kernel_threads(tids, ARRAY_SIZE(tids)));
-	gtdp_cgroup_destroy(env->cgroup);
-	gtdp_mem_free(&env->mem);
-}
-
-/* Have the memory replaced, and mapped again. */
-static void populate_again(struct frozen_env *env)
-{
-	int r = madvise(env->mem.hva, MEM_SIZE, MADV_DONTNEED);
-
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
-	TEST_ASSERT_EQ(gtdp_nr_mapped(env->vm), 0);
-	gtdp_stamp(env->mem.hva, NR_PAGES, HOST_TAG);
-	populate_all(env);
-	gtdp_wait_mapped(env->vm, NR_SLOTS * NR_PAGES);
-}
-
-/* The first pass shows nothing: to wait for the helper comes after it. */
-static void frozen_helper_vmm(void)
-{
-	struct frozen_env env;
-	int i;
-
-	frozen_create(&env);
-	populate_all(&env);
-	gtdp_wait_mapped(env.vm, NR_SLOTS * NR_PAGES);
-	for (i = 0; i < 3; i++)
-		populate_again(&env);
-
-	frozen_free(&env);
-	_exit(0);
-}
-
-/* Nor does it keep the VMM from being stopped: all of its threads need to agree. */
-static void frozen_stopped_vmm(void)
-{
-	struct frozen_env env;
-
-	frozen_create(&env);
-	populate_all(&env);
-	gtdp_wait_mapped(env.vm, NR_SLOTS * NR_PAGES);
-	raise(SIGSTOP);
-	populate_again(&env);
-
-	frozen_free(&env);
-	_exit(0);
-}
-
-static bool create_frozen(void (*vmm)(void), pid_t *pid)
-{
-	/* No helper without a CPU for it. */
-	if (sysconf(_SC_NPROCESSORS_ONLN) < 2)
-		return false;
-
-	cgroup = gtdp_cgroup_create(NULL, NULL);
-	if (!cgroup)
-		return false;
-
-	*pid = gtdp_start(cgroup, vmm);
-	return true;
-}
-
-static bool test_frozen(void)
-{
-	pid_t pid;
-
-	if (!create_frozen(frozen_helper_vmm, &pid))
-		return false;
-
-	gtdp_check_exit(pid);
-	gtdp_cgroup_destroy(cgroup);
-	return true;
-}
-
-static bool test_frozen_stopped(void)
-{
-	time_t end = time(NULL) + WAIT_SECONDS;
-	int r, status;
-	pid_t pid;
-
-	if (!create_frozen(frozen_stopped_vmm, &pid))
-		return false;
-
-	do {
-		usleep(10000);
-		r = waitpid(pid, &status, WUNTRACED | WNOHANG);
-		if (!r && time(NULL) > end) {
-			kill(pid, SIGKILL);
-			TEST_FAIL("The VMM was not stopped in %d s", WAIT_SECONDS);
-		}
-	} while (!r);
-	TEST_ASSERT(r == pid && WIFSTOPPED(status), "The VMM ended with status %#x", status);
-
-	kill(pid, SIGCONT);
-	gtdp_check_exit(pid);
-	gtdp_cgroup_destroy(cgroup);
 	return true;
 }
 
@@ -719,51 +437,15 @@ static bool test_cpus(void)
 	return true;
 }
 
-/* Threads that share a CPU gain nothing: who has one only has no helpers. */
-static bool test_one_cpu(void)
-{
-	struct gtdp_mem mem;
-	cpu_set_t all, cpu;
-	struct kvm_vm *vm;
-	int r;
-
-	if (!gtdp_set_param("global_tdp_threads", "8"))
-		return false;
-
-	sched_getaffinity(0, sizeof(all), &all);
-	CPU_ZERO(&cpu);
-	CPU_SET(sched_getcpu(), &cpu);
-	r = sched_setaffinity(0, sizeof(cpu), &cpu);
-	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("sched_setaffinity()", r));
-
-	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
-	vm = create_large(&mem, NR_SLOTS);
-	gtdp_wait_until(!nr_kernel_threads());
-	__vm_vcpu_add(vm, 0);
-	TEST_ASSERT(nr_kernel_threads() == 1, "%d threads for one CPU", nr_kernel_threads());
-
-	kvm_vm_free(vm);
-	gtdp_mem_free(&mem);
-	sched_setaffinity(0, sizeof(all), &all);
-	gtdp_restore_params();
-	return true;
-}
-
 static const struct gtdp_test tests[] = {
 	{ "first vCPU", test_first_vcpu },
-	{ "number of threads", test_parameter },
-	{ "number of threads, changed", test_parameter_changed },
 	{ "CPUs", test_cpus },
-	{ "one CPU", test_one_cpu },
 	{ "signals", test_timer },
 	{ "thread limit, memslots", test_limit_slots },
-	{ "thread limit, helper", test_limit_helper },
 	{ "thread limit, vCPU runs", test_limit_run },
 	{ "thread limit, vCPU runs often", test_limit_rate },
 	{ "thread limit, more vCPUs", test_limit_vcpus },
 	{ "thread limit, asynchronous ioctl", test_limit_async },
-	{ "helper does not run", test_frozen },
-	{ "helper does not run, VMM is stopped", test_frozen_stopped },
 };
 
 /* Takes part of the name of a test, to leave out all others. */

@@ -678,7 +678,7 @@ struct kvm_populate_memory gtdp_populate(struct kvm_vm *vm, u64 gpa,
 }
 
 /* Populate what is known to be present. */
-/* Leave it to the follower, which is created, with its helpers, if there is none yet. */
+/* Leave it to the follower, which is created if there is none yet. */
 void gtdp_populate_async(struct kvm_vm *vm, u64 gpa, u64 size)
 {
 	struct kvm_populate_memory range = {
@@ -877,43 +877,14 @@ u64 gtdp_vm_stat_of(pid_t pid, const char *name)
 	return gtdp_read_number(path, name);
 }
 
-/* The thread that helps the follower; 0 if there is none, or the first of more. */
-pid_t gtdp_find_helper(void)
+/* Whether debugfs has a file for a statistic of the VM of a process. */
+bool gtdp_has_stat_file(pid_t pid, const char *name)
 {
-	char path[64], comm[16];
-	pid_t tids[8];
-	FILE *file;
-	bool found;
-	int nr;
+	char path[PATH_MAX], file[PATH_MAX + NAME_MAX];
 
-	nr = gtdp_kernel_threads(tids, ARRAY_SIZE(tids));
-	while (nr--) {
-		snprintf(path, sizeof(path), "/proc/self/task/%d/comm", tids[nr]);
-		file = fopen(path, "r");
-		TEST_ASSERT(file, "No %s", path);
-		found = fgets(comm, sizeof(comm), file) && !strcmp(comm, "kvm-gtdp-help\n");
-		fclose(file);
-		if (found)
-			return tids[nr];
-	}
-
-	return 0;
-}
-
-/* Whether a thread, of whatever process, has a CPU or waits for one. */
-bool gtdp_is_running(pid_t tid)
-{
-	char path[64], state;
-	FILE *file;
-	int r;
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", tid);
-	file = fopen(path, "r");
-	TEST_ASSERT(file, "No %s", path);
-	r = fscanf(file, "%*d (%*[^)]) %c", &state);
-	TEST_ASSERT_EQ(r, 1);
-	fclose(file);
-	return state == 'R';
+	TEST_ASSERT(find_vm(pid, path, sizeof(path)), "There is no VM of %d", pid);
+	snprintf(file, sizeof(file), "%s/%s", path, name);
+	return !access(file, F_OK);
 }
 
 /* The time that a thread has run for, in ns. */
