@@ -21,7 +21,7 @@ from lab.check.machines import Report
 from lab.check.outcome import Outcome, State, must_run
 from lab.check.report import Part
 from lab.check.tests import Test
-from lab.error import GoneError, LabError
+from lab.error import LabError
 from lab.machine import runs
 from lab.make import hostcheck, modules, probes, restore, selftests
 from lab.paths import BUILD, ROOT, VENV_BIN, VERSION, VERSIONS
@@ -78,6 +78,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PART",
         help=f"leave out other parts than this one: {', '.join(PARTS)}",
     )
+    text = "leave out this one: newer series, e.g., if Debian has their kernel no more"
+    parser.add_argument(
+        "--without", choices=PARTS, action="append", default=[], metavar="PART", help=text
+    )
     parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
     parser.add_argument("--no-build", action="store_true", help="take what is built")
     text = "write what came of it there, for another process to show"
@@ -122,7 +126,8 @@ def run(args: argparse.Namespace) -> int:
         "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
         "stock": _own_tests(),
     }
-    only = args.only or [name for name in PARTS if name not in ASKED_FOR]
+    asked = args.only or [name for name in PARTS if name not in ASKED_FOR]
+    only = [name for name in asked if name not in args.without]
     chosen = [step for name in steps if name in only for step in steps[name]]
     newer = VERSIONS[VERSIONS.index(VERSION) + 1 :] if NEWER in only else ()
     if wanted and not args.only:
@@ -264,20 +269,15 @@ class _Recorder(unittest.TextTestResult):
 
 def _kept_from(version: str, *, build: bool) -> Outcome | None:
     """Return why another series can't be run here, if so."""
-    name = f"Linux {version}"
-    if os.geteuid():
-        return Outcome(name, State.SKIPPED, reason="it takes root to build what is for it")
-    setup, tree_of_it = ("sh", "lab/setup.sh"), _lab("tree")
-    for command in (setup, tree_of_it) if build else ():
+    reason = "it takes root to build what is for it" if os.geteuid() else ""
+    for command in (("sh", "lab/setup.sh"), _lab("tree")) if build else ():
         try:
-            status = _other(version, command)
+            if not reason and (status := _other(version, command)):
+                reason = f"status {status}, see above"
         except LabError as error:
-            return Outcome(name, State.FAILED, reason=str(error))
-        if status == GoneError.status:
-            return Outcome(name, State.SKIPPED, reason="Debian has it no more, see above")
-        if status:
-            return Outcome(name, State.FAILED, reason=f"status {status}, see above")
-    return None
+            reason = str(error)
+    hint = f"{reason}; ARGS='--without {NEWER}' leaves it out"
+    return Outcome(f"Linux {version}", State.FAILED, reason=hint) if reason else None
 
 
 def _newer(version: str, args: argparse.Namespace) -> list[Part]:
