@@ -94,7 +94,13 @@ class Runner(unittest.TestCase):
         self.scratch = Path(scratch.name)
         self.run_directory = self.scratch / "run"
         self.run_directory.mkdir()
-        files = {"/dev/kmsg": "kmsg", "/proc/sys/vm/nr_hugepages": "pages"}
+        files = {
+            "/dev/kmsg": "kmsg",
+            "/proc/sys/vm/nr_hugepages": "pages",
+            "/proc/sys/kernel/tainted": "tainted",
+        }
+        self.tainted = self.scratch / "tainted"
+        self.tainted.write_text("512\n")
         for name in ("run.sh", "marks.sh", "limit.sh"):
             text = (runs.GUEST / name).read_text()
             for file, other in files.items():
@@ -139,6 +145,21 @@ class Runner(unittest.TestCase):
                 self.assertEqual(outputs, [f"{ROOT}\noops\n", "", "72\n", ""])
                 self.assertEqual((self.scratch / "pages").read_text(), "0\n")
                 self.assertTrue(self._is_over((self.scratch / "left").read_text().strip()))
+
+    def test_what_taints_the_kernel_is_a_complaint(self) -> None:
+        """Not modules of others (O, E), nor what did so before."""
+        for shell in SHELLS:
+            with self.subTest(shell):
+                self.tainted.write_text("512\n")
+                stream = self.heard(
+                    shell,
+                    Command(f"echo 12800 >{self.tainted}", "loads modules"),
+                    Command(f"echo 12928 >{self.tainted}", "dies"),
+                    Command("true", "goes on"),
+                )
+                self.assertEqual([result.status for result in stream.results], [0, 0, 0])
+                (told,) = stream.tainted
+                self.assertIn("since dies: 640, it was 512", told)
 
     def test_a_limit_goes_by_the_clock_of_the_machine(self) -> None:
         self.clock = served.FILE
