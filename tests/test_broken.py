@@ -11,9 +11,9 @@ from lab.check import broken
 from lab.check.outcome import State
 from lab.error import LabError
 from lab.machine.result import Command, Result, Run
+from lab.make import selftests
 from lab.paths import LINUX, ROOT, VERSION, VERSIONS
 from lab.source import tree
-from tests import source_of
 
 _FAILED = "==== Test Assertion Failure ====\n  x86_64/a_test.c:7: a == b\n  pid=1\n  a is 3\n"
 
@@ -30,7 +30,7 @@ class Patches(unittest.TestCase):
                 broken.apply(entry, LINUX, "--dry-run")
                 for command in entry.commands:
                     program = command.name.split()[0]
-                    self.assertTrue(source_of(program).exists(), program)
+                    self.assertTrue(selftests.source_of(program).exists(), program)
 
     def test_what_does_not_fit_or_is_not_said_is_refused(self) -> None:
         """Each is an error that names the file."""

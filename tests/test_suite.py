@@ -20,8 +20,8 @@ from lab.check.tests import Test
 from lab.error import LabError
 from lab.machine import npt
 from lab.machine.result import KILLED, Command, Result, Run
+from lab.make import selftests
 from lab.paths import VERSION
-from tests import source_of
 
 PASSED, FAILED, SKIPPED = State
 TEST = Test("some_test", ("some_test",))
@@ -92,6 +92,37 @@ class Judge(unittest.TestCase):
         text = "ok 1 anon\nok 2 # SKIP hugetlb\n"
         self.assertIn("hugetlb", judge("t", ended(0, text)).reason)
 
+    def test_what_a_program_says_of_its_parts_counts(self) -> None:
+        """More than its status does."""
+        good = (
+            "Random seed: 0x1\nTAP version 13\n1..3\nok 1 a\nok 2 # SKIP b\nok 3 c\n# Totals\n"
+        )
+        found = judge("t", ended(0, good), tap=True)
+        self.assertEqual((found.state, found.parts), (PASSED, ("b",)))
+        for said, tap in (
+            ("", True),
+            ("ok 1 a\n", True),
+            *((good.replace("ok 3", "not ok 3"), tap) for tap in (True, False)),
+            *((good.replace("ok 3", "3"), tap) for tap in (True, False)),
+            *((good.replace("ok 3", "ok 2"), tap) for tap in (True, False)),
+            *((good.replace("1..3\n", ""), tap) for tap in (True, False)),
+            *((f"{good}Bail out! x\n", tap) for tap in (True, False)),
+        ):
+            self.assertIs(judge("t", ended(0, said), tap=tap).state, FAILED, (said, tap))
+        for said in ("", "1000 a\n", "ok, that is it\n", "ok 7 a\n"):
+            self.assertIs(judge("t", ended(0, said)).state, PASSED, said)
+
+    def test_which_say_so_is_known_by_their_sources(self) -> None:
+        """Of both kinds; a new test of the series is to have parts, or to be named here."""
+        for program in ("x86_64/sync_regs_test", "kvm_binary_stats_test"):
+            self.assertTrue(tests._test(program).tap, program)
+        for program in ("dirty_log_test", "x86_64/smm_test"):
+            self.assertFalse(tests._test(program).tap, program)
+        folder = selftests.source_of("x86_64/global_tdp_api_test").parent
+        ours = {f"x86_64/{path.stem}" for path in folder.glob("global_tdp_*_test.c")}
+        silent = {each[18:-5] for each in ours if not selftests.prints_tap(each)}
+        self.assertEqual(silent, {"budget", "churn", "giant", "level", "numa"})
+
     def test_shows_what_failed_first(self) -> None:
         """A child's assertion, before the one of its parent that fails for it."""
         place = "child.c:1: a == b"
@@ -148,9 +179,21 @@ class Expected(unittest.TestCase):
 
     def test_each_is_of_a_test_and_of_what_some_machine_lacks(self) -> None:
         for skip in (each for each in tests.SKIPS if VERSION in each.of):
-            text = source_of(f"x86_64/{skip.program}").read_text()
+            text = selftests.source_of(f"x86_64/{skip.program}").read_text()
             self.assertIn(skip.said.removeprefix("No /proc/thread-self/"), text)
             self.assertTrue(any(skip.lack in lacking for lacking in tests.LACKS.values()))
+
+    def test_each_that_is_named_is_there(self) -> None:
+        """Else it would be run no more, or not as it is to be."""
+        ours = {name for names in tests.ON_MACHINES.values() for name in names}
+        ours |= {name for _, _, names in tests._VARIANTS.values() for name in names}
+        ours |= {*tests._DELAYED, *tests._BY_PARAMETER, *tests._SECONDS}
+        names = {f"x86_64/global_tdp_{name}_test" for name in ours}
+        named = tests._ON_DISK | tests._ONLY_DELAYED | tests._ONLY_NPT | tests._NOT_EPT
+        names |= {f"x86_64/{name}" for name in named | tests._NOT_INNER}
+        names |= {*(run[0] for run in tests._MAPPED), *tests._PRIVATE}
+        for name in names:
+            self.assertTrue(selftests.source_of(name).exists(), name)
 
     def test_parts_of_the_suite_ask(self) -> None:
         """Whatever machine they boot."""
@@ -187,7 +230,7 @@ class Chosen(unittest.TestCase):
             *(f"x86_64/{name}" for name in ("xen_vmcall_test", "smm_test", "hyperv_cpuid")),
             *(f"x86_64/global_tdp_{name}_test" for name in ("api", "churn", "follow")),
         ]
-        self.enterContext(mock.patch.object(tests, "_programs", return_value=programs))
+        self.enterContext(mock.patch.object(selftests, "programs", return_value=programs))
 
     def test_whatever_is_not_known_to_be_of_cpus_is_of_memory(self) -> None:
         first, perf, clear, ring, last = (test.name for test in tests.of_memory())
@@ -212,7 +255,7 @@ class Chosen(unittest.TestCase):
     def test_what_others_run_once_is_each_but_those_of_minutes(self) -> None:
         wanted = [f"global_tdp_{name}_test" for name in ("api", "churn", "manners")]
         programs = [f"x86_64/{name}" for name in wanted]
-        with mock.patch.object(tests, "_programs", return_value=programs):
+        with mock.patch.object(selftests, "programs", return_value=programs):
             names = [test.name for lane in tests.spread(2) for test in lane]
         self.assertCountEqual(names, wanted[:2])
 
@@ -224,15 +267,51 @@ class Chosen(unittest.TestCase):
 
     def test_a_part_that_is_run_with_other_parameters(self) -> None:
         name = "x86_64/global_tdp_page_cache_test"
-        with mock.patch.object(tests, "_programs", return_value=[name]):
+        with mock.patch.object(selftests, "programs", return_value=[name]):
             (test,) = tests.variants("ept")
         self.assertEqual(test.name.split(", ")[0], name.removeprefix("x86_64/"))
-        self.assertEqual(source_of(name).read_text().count(f'{{ "{test.argv[-1]}"'), 1)
+        text = selftests.source_of(name).read_text()
+        self.assertEqual(text.count(f'{{ "{test.argv[-1]}"'), 1)
 
     def test_parts_that_go_by_the_parameter(self) -> None:
         follow = tests.by_parameter(["global_tdp_follow_test"])[0]
-        source = source_of("x86_64/global_tdp_follow_test")
+        source = selftests.source_of("x86_64/global_tdp_follow_test")
         self.assertEqual(source.read_text().count(f'{{ "{follow.argv[-1]}'), 1)
+
+
+class Built(unittest.TestCase):
+    """Programs, of which none is to be left out or taken for another one's by chance."""
+
+    def setUp(self) -> None:
+        scratch = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.built, self.sources = scratch / "selftests", scratch / "linux" / selftests.SOURCE
+        self.enterContext(mock.patch.object(selftests, "SELFTESTS", self.built))
+        for name in ("a_test", "x86_64/b_test", "x86_64/smm", "arm64/c_test"):
+            source = self.sources / f"{name}.c"
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.touch()
+            if "arm" not in name:
+                self.build(name)
+
+    def build(self, name: str) -> None:
+        program = self.built / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.with_name(f"{program.name}.d").touch()
+        program.touch(0o755)
+
+    def test_what_has_no_source_any_more_is_not_run(self) -> None:
+        self.build("x86_64/gone_test")
+        self.assertEqual(selftests.programs(), ["a_test", "x86_64/b_test", "x86_64/smm"])
+
+    def test_a_test_that_was_not_built_is_an_error(self) -> None:
+        (self.built / "x86_64/b_test").unlink()
+        with self.assertRaisesRegex(LabError, "1 tests .* not built: x86_64/b_test"):
+            selftests.programs()
+
+    def test_what_newer_kernels_call_x86(self) -> None:
+        (self.sources / "x86_64").rename(self.sources / "x86")
+        self.build("x86_64/gone_test")
+        self.assertEqual(selftests.programs(), ["a_test", "x86_64/b_test", "x86_64/smm"])
 
 
 class Order(unittest.TestCase):
@@ -273,6 +352,13 @@ class Order(unittest.TestCase):
             self.assertEqual(self.run_all(steps), 0)
         self.assertEqual(self.done[:2], ["build, False", "build, True"])
         self.assertEqual(set(self.done[2:]), {"checked", "long"})
+
+    def test_a_step_that_runs_nothing_is_a_failure(self) -> None:
+        """But if tests are named, which may be of other steps."""
+        steps = [self.step("one"), suite.Step("other", lambda part: None)]
+        with mock.patch.object(suite.modules, "build"):
+            self.assertEqual(self.run_all(steps), 1)
+            self.assertEqual(report.show(suite._run(steps, build=True, wanted=["a"])), 0)
 
     def test_a_longer_one_with_assertions_goes_before_what_is_shorter(self) -> None:
         steps = [

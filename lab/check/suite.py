@@ -167,6 +167,8 @@ def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> S
         if not runs.STOPPING.is_set():
             with _part(parts[step.title]) as part:
                 step.do(part)
+                if not part.outcomes and not wanted:
+                    raise LabError("nothing was run")
 
     def built(*builders: Callable[[], object]) -> bool:
         with _part(building):

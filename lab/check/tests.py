@@ -1,6 +1,5 @@
 """What is run, with which arguments, and what is left out and why."""
 
-import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -310,6 +309,8 @@ class Test:
     """Why it fails on stock modules, if it does."""
     known_to_hang: str = ""
     """In which functions it hangs now and then on stock modules, if it does."""
+    tap: bool = False
+    """Whether it prints what it has planned, and what came of that, as others don't."""
 
     @property
     def command(self) -> Command:
@@ -320,7 +321,11 @@ class Test:
 
 def ours(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series, or those of them that are `wanted` by name."""
-    built = [name for name in _programs() if name.startswith(_OURS) and name.endswith("_test")]
+    built = [
+        name
+        for name in selftests.programs()
+        if name.startswith(_OURS) and name.endswith("_test")
+    ]
     tests = [_on_disk(_test(name)) for name in built]
     if not tests:
         raise LabError("build/selftests has no global_tdp_*_test: is one in the series?")
@@ -552,12 +557,8 @@ def host_check(*, stock: bool) -> list[Test]:
     ]
 
 
-def _programs() -> list[str]:
-    return [name for name in selftests.programs() if os.access(SELFTESTS / name, os.X_OK)]
-
-
 def _kernels() -> list[str]:
-    return [name for name in _programs() if not name.startswith(_OURS)]
+    return [name for name in selftests.programs() if not name.startswith(_OURS)]
 
 
 def _stock(names: Iterable[str]) -> Iterable[Test]:
@@ -578,4 +579,5 @@ def _test(program: str, *args: str) -> Test:
         left_out=_LEFT_OUT.get(name, ""),
         known_to_fail=_EMULATION.get(name, ""),
         known_to_hang=_HANGS.get(name, ""),
+        tap=selftests.prints_tap(program),
     )
