@@ -453,6 +453,9 @@ class Newer(unittest.TestCase):
         self.assertIn("failed: Linux 9.9: npt: d", said)
         self.assertEqual(said.splitlines()[-1], "2 passed, 1 failed, 1 skipped")
         self.assertEqual(sum("passed, " in line for line in said.splitlines()), 1)
+        # Before that, each kind apart.
+        for line in ("own 1 0 0", "Linux 9.9: npt 1 1 1"):
+            self.assertIn(line, [" ".join(each.split()) for each in said.splitlines()])
         self.assertEqual(self.said[0], ["sh", "lab/setup.sh"])
 
     def test_what_does_not_fit_is_a_failure(self) -> None:

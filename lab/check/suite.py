@@ -144,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
         more = [Part(title, [why])] if why else _newer(version, args)
         report.tell(more)
         parts += more
+    report.sum_up(parts)
     return report.end(report.count(parts))
 
 
