@@ -248,6 +248,27 @@ class Chosen(unittest.TestCase):
         self.assertIn(churn, [test.name for test in tests.on_machine("4cpus")])
         self.assertIn(churn, [test.name for test in tests.on_npt([churn])])
 
+    def test_random_tests_have_another_seed_for_each_commit(self) -> None:
+        """Or the one that is wanted; also where they are run late, or in another machine."""
+        churn = "global_tdp_churn_test"
+        self.addCleanup(tests.seed.cache_clear)
+        git = mock.Mock()
+        git.commit.side_effect = ["0123abcdef", "4567abcdef"]
+        for given, wanted in (("", "0x0123abcd"), ("", "0x4567abcd"), ("0x7", "0x7")):
+            tests.seed.cache_clear()
+            with (
+                mock.patch.dict(tests.os.environ, SEED=given),
+                mock.patch.object(tests, "Git", return_value=git),
+                redirect_stdout(io.StringIO()) as out,
+            ):
+                found = [*tests.on_npt([churn]), *tests.on_machine("4cpus")]
+            self.assertIn(f"SEED={wanted}", out.getvalue())
+            of_churn = [test for test in found if churn in test.name]
+            self.assertEqual(len(of_churn), 3)
+            for test in of_churn:
+                self.assertEqual(test.argv[-2:], ("-s", wanted))
+                self.assertIn('"$0" "$@"', test.argv[2]) if len(test.argv) > 4 else None
+
     def test_the_inner_loop_runs_each_but_some_in_one_machine(self) -> None:
         lanes = [[test.name for test in lane] for lane in tests.inner(3)]
         self.assertEqual(lanes, [["global_tdp_follow_test"], ["global_tdp_api_test"], []])
