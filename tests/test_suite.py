@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import sys
 import tempfile
 import threading
 import unittest
@@ -231,6 +232,7 @@ class Chosen(unittest.TestCase):
             *(f"x86_64/global_tdp_{name}_test" for name in ("api", "churn", "follow")),
         ]
         self.enterContext(mock.patch.object(selftests, "programs", return_value=programs))
+        self.enterContext(redirect_stdout(io.StringIO()))
 
     def test_whatever_is_not_known_to_be_of_cpus_is_of_memory(self) -> None:
         first, perf, clear, ring, last = (test.name for test in tests.of_memory())
@@ -818,6 +820,31 @@ class Recorder(unittest.TestCase):
 
         self.assertEqual(self._states(Case), [State.SKIPPED, State.SKIPPED])
         self.assertEqual(self._states(Part), [State.SKIPPED])
+
+    def test_what_they_print_is_shown_if_they_fail(self) -> None:
+        """Else it would be taken for something that happens."""
+
+        class Case(unittest.TestCase):
+            def test_it(self) -> None:
+                print("the machine stands still")
+                print("the machine stands still", file=sys.stderr)
+
+            def test_failing(self) -> None:
+                print("the reason")
+                self.fail()
+
+        part = Part("unit tests")
+        loaded = unittest.defaultTestLoader.loadTestsFromTestCase(Case)
+        with (
+            mock.patch.object(unittest.defaultTestLoader, "discover", return_value=loaded),
+            redirect_stdout(io.StringIO()) as out,
+            redirect_stderr(out),
+        ):
+            suite._unit(part)
+        self.assertNotIn("stands still", out.getvalue())
+        failing, passing = part.outcomes
+        self.assertIn("the reason", failing.output)
+        self.assertIs(passing.state, State.PASSED)
 
     def test_a_class_that_fails_is_a_failure(self) -> None:
         """Though no test of it has begun."""

@@ -238,7 +238,9 @@ def _lint(part: Part) -> None:
 
 def _unit(part: Part) -> None:
     suite = unittest.defaultTestLoader.discover(str(ROOT / "tests"), top_level_dir=str(ROOT))
-    result = unittest.TextTestRunner(stream=StringIO(), resultclass=_Recorder).run(suite)
+    # Who reads along would take what they print for something that happens.
+    runner = unittest.TextTestRunner(stream=StringIO(), resultclass=_Recorder, buffer=True)
+    result = runner.run(suite)
     assert isinstance(result, _Recorder)
     part.outcomes += result.outcomes
     if not result.wasSuccessful() and all(o.state is not State.FAILED for o in result.outcomes):
