@@ -481,6 +481,39 @@ class Newer(unittest.TestCase):
             self.assertIn(line, [" ".join(each.split()) for each in said.splitlines()])
         self.assertEqual(self.said[0], ["sh", "lab/setup.sh"])
 
+    def test_its_sources_are_prepared_beside_this_ones(self) -> None:
+        """Each waits for the other here; both are there before any test is run."""
+        begun, done = threading.Event(), threading.Event()
+
+        def other(version: str, command: Sequence[str]) -> int:
+            begun.set()
+            self.said.append([*command])
+            return int(not done.wait(60))
+
+        def ensure() -> None:
+            if not begun.wait(60):
+                raise LabError("one after the other")
+            done.set()
+
+        def unit(part: Part) -> None:
+            self.assertEqual(self.said[-1][-1], "tree")
+            part.outcomes.append(outcome(PASSED))
+
+        for module in (suite.selftests, suite.restore, suite.modules):
+            self.enterContext(mock.patch.object(module, "build"))
+        self.enterContext(mock.patch.object(suite.tests, "ours"))
+        parser = argparse.ArgumentParser()
+        suite.configure(parser)
+        with (
+            mock.patch.object(suite.tree, "ensure", ensure),
+            mock.patch.object(suite, "_unit", unit),
+            mock.patch.object(suite, "_newer", return_value=[]),
+            mock.patch.object(suite, "_other", other),
+            redirect_stdout(io.StringIO()) as out,
+        ):
+            args = parser.parse_args(["--only", "unit", "--only", "newer"])
+            self.assertEqual(suite.run(args), 0, out.getvalue())
+
     def test_what_does_not_fit_is_a_failure(self) -> None:
         """It says nothing, or another thing than its status."""
         passed = outcome(PASSED)

@@ -9,7 +9,7 @@ import time
 import traceback
 import unittest
 from collections.abc import Callable, Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -132,15 +132,18 @@ def run(args: argparse.Namespace) -> int:
     newer = VERSIONS[VERSIONS.index(VERSION) + 1 :] if NEWER in only else ()
     if wanted and not args.only:
         newer = ()
+    build = not args.no_build
     # What keeps them from being run is not to be found out in half an hour.
-    kept = {version: _kept_from(version, build=not args.no_build) for version in newer}
-    parts = [*_run(chosen, build=not args.no_build, wanted=wanted)] if chosen else []
+    with ThreadPoolExecutor(len(VERSIONS)) as pool:
+        kept = {version: pool.submit(_kept_from, version, build=build) for version in newer}
+        beside = [*kept.values()]
+        parts = [*_run(chosen, build=build, wanted=wanted, beside=beside)] if chosen else []
     if args.outcomes:
         report.save(args.outcomes, parts)
         return report.status(report.count(parts))
     report.tell(parts)
-    for version, why in kept.items():
-        title = f"Linux {version}"
+    for version, job in kept.items():
+        title, why = f"Linux {version}", job.result()
         more = [Part(title, [why])] if why else _newer(version, args)
         report.tell(more)
         parts += more
@@ -159,8 +162,17 @@ def check(args: argparse.Namespace) -> int:
     return report.show(_run(steps, build=True, wanted=wanted))
 
 
-def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> Sequence[Part]:
-    """Build and do the steps, the longest first, those that find all built before others."""
+def _run(
+    steps: Sequence[Step],
+    *,
+    build: bool,
+    wanted: Sequence[str] = (),
+    beside: Sequence[Future[object]] = (),
+) -> Sequence[Part]:
+    """Build and do the steps, the longest first, those that find all built before others.
+
+    Sources are unpacked and committed `beside` those of others, by one CPU each.
+    """
     building = Part("build")
     parts = {step.title: Part(step.title) for step in steps}
 
@@ -178,9 +190,11 @@ def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> S
         return not building.outcomes
 
     # Those look at it, too.
-    if build and not built(tree.ensure):
-        return [building, *parts.values()]
+    ready = not build or built(tree.ensure)
     # Unit tests change what all threads share.
+    wait(beside)
+    if not ready:
+        return [building, *parts.values()]
     for step in steps:
         if step.alone:
             do(step)
@@ -311,6 +325,8 @@ def _lab(*words: str) -> tuple[str, ...]:
 def _other(version: str, command: Sequence[str]) -> int:
     """Run a command about another series: a process of its own, as each knows one."""
     env = {**os.environ, "SERIES": version, "KVER": "", "TESTS_OF": ""}
+    # A terminal has one line for progress.
+    env["TTY_COMPATIBLE"] = "0"
     # One that is interrupted tells its children, which a terminal would do, too.
     process = subprocess.Popen(
         command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, start_new_session=True
