@@ -88,6 +88,7 @@ class Stalls(unittest.TestCase):
 
     def test_they_are_no_complaint(self) -> None:
         log = f"{BEGIN}{self.STALL}\n[ 30.1]  <TASK>\n[ 30.1]  vcpu_run+0x1/0x2\n"
+        log += "[ 31.0] lab: run global_tdp_populate_test\n"
         self.assertEqual(splat.stalls(log), [self.STALL])
         self.assertEqual(splat.find(log), [])
 

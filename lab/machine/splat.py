@@ -13,8 +13,8 @@ _COMPLAINT = re.compile(
     r"BUG \S+ \((?:Not t|T)ainted|hard LOCKUP|PANIC: double fault|page allocation failure: "
 )
 _STALL = re.compile(r"rcu: INFO: .* stall|rcu: .*kthread starved")
-_OURS = re.compile(r"gtdp|tdp_populate")
-"""What the names of the series' functions have."""
+_OURS = re.compile(r"(gtdp|tdp_populate)[\w.]*\+0x")
+"""A function of the series in a trace; its tests have such names, too."""
 
 _END = re.compile(r"---\[ end |</TASK>|={20}")
 _LONGEST = 60
