@@ -123,7 +123,7 @@ class Runner(unittest.TestCase):
         return stream
 
     def test_each_has_its_status_output_and_limit(self) -> None:
-        late = "echo begun; exec sleep 15"
+        late = "echo begun; exec sleep 99"
         leaves = f"sleep 15 & echo $! >{self.scratch}/left"
         for shell in SHELLS:
             with self.subTest(shell):
@@ -167,7 +167,7 @@ class Runner(unittest.TestCase):
         clock.write_text("40\n")
         # Three seconds that nobody serves, then all at once.
         slow = (
-            f"sleep 3; echo goes on; echo 60 >{clock}; sleep 5; echo 80 >{clock}; exec sleep 15"
+            f"sleep 3; echo goes on; echo 60 >{clock}; sleep 5; echo 80 >{clock}; exec sleep 99"
         )
         for shell in SHELLS:
             with self.subTest(shell):
