@@ -2,7 +2,7 @@
 
 lab = exec build/venv/bin/python -m lab
 
-export SERIES KVER CMD TESTS TESTS_OF
+export SERIES KVER CMD TESTS TESTS_OF SEED
 
 stamp = build/$(if $(filter 7.3,$(SERIES)),7.3/).setup
 
@@ -48,7 +48,7 @@ selftests: $(stamp) ## build KVM's selftests, static, into build/selftests
 check: $(stamp) ## run the series' tests on NPT, global_tdp=1, but seven; under two minutes [TESTS='global_tdp_api_test ...' CHECKED=1]
 	@$(lab) check --tests "$$TESTS" $(if $(CHECKED),--checked)
 
-test: $(stamp) ## run every test: the series' on NPT and EPT, the kernel's own against stock modules; of 7.3 once, on NPT [TESTS ARGS='--only npt' TESTS_OF=7.3]
+test: $(stamp) ## run every test: the series' on NPT and EPT, the kernel's own against stock modules; of 7.3 once, on NPT [TESTS ARGS='--only npt' TESTS_OF=7.3 SEED=0x1]
 	@$(lab) test --tests "$$TESTS" $(ARGS)
 
 stress: $(stamp) ## race everything with everything for ten minutes [ARGS='--seconds 60 --seed 1 --machine default']

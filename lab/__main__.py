@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args) or 0
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
-        return error.status
+        return 1
     except KeyboardInterrupt:
         print("lab: interrupted", file=sys.stderr)
         return 130

@@ -1,9 +1,11 @@
 """The patches that break promises fit the sources, and what is to notice them is told apart."""
 
+import re
 import subprocess
 import tempfile
 import unittest
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from unittest import mock
 
@@ -11,11 +13,49 @@ from lab.check import broken
 from lab.check.outcome import State
 from lab.error import LabError
 from lab.machine.result import Command, Result, Run
+from lab.make import selftests
 from lab.paths import LINUX, ROOT, VERSION, VERSIONS
 from lab.source import tree
-from tests import source_of
+
+_ASSERTION = re.compile(
+    r"\b(?:(TEST_ASSERT_EQ)|TEST_ASSERT|TEST_FAIL|__GUEST_ASSERT|\w*wait_until)\("
+)
+_LIB = "lib/x86_64/global_tdp*.c"
+_AMBIGUOUS = {
+    "7-helpers-end-with-the-vm",
+    "a-harvest-that-could-not-be-told-is-not-lost",
+    "a-harvest-that-the-result-of-can-not-be-told-takes-nothing",
+    "a-limit-on-threads-is-not-tried-with-each-memslot",
+    "harvests-are-for-those-who-ask",
+    "page-tables-are-on-the-node-of-the-memory-that-they-map",
+    "what-is-being-zapped-is-not-missed-by-a-harvest",
+    "what-was-accessed-is-harvested-when-it-is-gone",
+    "what-was-harvested-is-young-to-the-host",
+    "what-was-populated-and-not-accessed-is-not-harvested",
+    "without-accessed-bits-one-region-is-mapped-ahead",
+}
+"""Promises of which several assertions of their test say what they are noticed by. No more."""
 
 _FAILED = "==== Test Assertion Failure ====\n  x86_64/a_test.c:7: a == b\n  pid=1\n  a is 3\n"
+
+
+@cache
+def _said(path: Path) -> list[str]:
+    """Return what each assertion of a source says if it fails: its condition, its format."""
+    text, all_of_them = path.read_text(), []
+    for found in _ASSERTION.finditer(text):
+        depth, quoted, end, words = 1, False, found.end(), [""]
+        while depth:
+            letter, end = text[end], end + 1
+            quoted ^= letter == '"' and text[end - 2] != "\\"
+            depth += 0 if quoted else (letter in "([{") - (letter in ")]}")
+            if letter == "," and depth == 1 and not quoted:
+                words.append("")
+            elif depth:
+                words[-1] += letter
+        words = [" ".join(word.replace('"\n', "").split()) for word in words]
+        all_of_them.append(" == ".join(words[:2]) if found[1] else ", ".join(words))
+    return all_of_them
 
 
 @unittest.skipUnless(VERSIONS[0] == VERSION, "they are of the oldest series")
@@ -30,7 +70,26 @@ class Patches(unittest.TestCase):
                 broken.apply(entry, LINUX, "--dry-run")
                 for command in entry.commands:
                     program = command.name.split()[0]
-                    self.assertTrue(source_of(program).exists(), program)
+                    self.assertTrue(selftests.source_of(program).exists(), program)
+
+    def test_one_assertion_says_so(self) -> None:
+        """Where several do, a function is named, too; of several tests, each has its own."""
+        folder = LINUX / selftests.SOURCE
+        shared = [text for path in folder.glob(_LIB) for text in _said(path)]
+        unclear = set()
+        for entry in broken.load():
+            for command in entry.commands[: len(entry.commands) == 1]:
+                path = selftests.source_of(command.name.split()[0])
+                text = "\n".join(each.read_text() for each in (path, *folder.glob(_LIB)))
+                self.assertRegex(text, rf"\b{entry.where}\(", entry.promise)
+                # Traces take addr2line, which Bochs has not.
+                self.assertFalse(entry.where and entry.machine == "ept", entry.promise)
+                said = [*shared, *_said(path)]
+                for way in filter(None, map(str.strip, entry.noticed.splitlines())):
+                    alike = sum(way in each for each in said)
+                    if not (way.startswith(broken.KERNEL) or entry.where) and alike != 1:
+                        unclear.add(entry.path.stem)
+        self.assertLessEqual(unclear, _AMBIGUOUS)
 
     def test_what_does_not_fit_or_is_not_said_is_refused(self) -> None:
         """Each is an error that names the file."""
@@ -115,6 +174,21 @@ class Judge(unittest.TestCase):
         self.assertIs(self._state("a == b", _FAILED, 254), State.PASSED)
         self.assertIs(self._state("another", _FAILED, 254), State.FAILED)
         self.assertIs(self._state("", _FAILED, 254), State.FAILED)
+
+    def test_only_in_the_function_that_is_named(self) -> None:
+        """Not in one that the failure of a parent's assertion has in its trace."""
+        trace = (
+            "     1\t0x4027: check at a_test.c:7\n     2\t (inlined by) test_b at a_test.c:9\n"
+        )
+        parent = _FAILED.replace("a == b", "child") + trace.replace("check", "wait")
+        said = _FAILED + trace + parent
+        for where, state in (
+            *(("check", State.PASSED), ("test_b", State.PASSED), ("", State.PASSED)),
+            *(("wait", State.FAILED), ("test_", State.FAILED)),
+        ):
+            result = Result(0, "t", 254, printed=bytearray(said.encode()))
+            done = Run(Path("nowhere"), [result])
+            self.assertIs(broken.judge("a == b", done, where)[0], state, where)
 
     def test_one_of_several(self) -> None:
         """A line each, as the head of a patch has them."""

@@ -1,6 +1,7 @@
 """Which kernels the package is for, what it has of the patches, what it does on a host."""
 
 import fcntl
+import hashlib
 import os
 import re
 import subprocess
@@ -784,10 +785,23 @@ class KeepStock(_Host):
             _write(self.own / f"{name}.ko.xz", name)
         _write(self.own / "kvmfr.ko.xz", "another")
         self.moved = self.root / f"var/lib/dkms/kvm-global-tdp/original_module/{RELEASE}/x86_64"
+        self.installed()
+
+    def installed(self) -> None:
+        """What is there is dpkg's, which knows it, of two packages from 7.2 on."""
+        for folder, package in (("lib", "modules"), ("usr/lib", "image")):
+            sums = "".join(
+                f"{hashlib.md5(path.read_bytes()).hexdigest()}  "
+                f"{folder}/modules/{RELEASE}/kernel/arch/x86/kvm/{path.name}\n"
+                for path in self.own.glob("kvm*.ko.xz")
+                if ("-" in path.name) == (package == "modules")
+            )
+            name = f"linux-{package}-{RELEASE}.md5sums"
+            _write(self.root / "var/lib/dpkg/info" / name, sums)
 
     def keep(self, *args: str) -> None:
         text = (PACKAGING / "keep-stock").read_text()
-        for path in ("/lib/modules/$", "/var/lib/dkms"):
+        for path in ("/lib/modules/$", "/var/lib/dkms", "/var/lib/dpkg"):
             text = text.replace(path, f"{self.root}{path}")
         done = subprocess.run(["sh", "-c", text, "sh", *args, RELEASE], capture_output=True)
         self.assertEqual(done.stderr, b"")
@@ -835,6 +849,26 @@ class KeepStock(_Host):
         self.keep("--hold")
         self.keep()
         self.assert_back()
+
+    def test_what_was_held_of_an_earlier_upload_stays_gone(self) -> None:
+        """Killed after --hold; then the release is uploaded again, with a fix to KVM."""
+        for again in ([], ["--hold"], ["moved"]):
+            with self.subTest(again):
+                for name in modules.NAMES:
+                    _write(self.own / f"{name}.ko.xz", "without the fix")
+                self.installed()
+                self.keep("--hold")
+                for name in modules.NAMES:
+                    (self.own / f"{name}.ko.xz").unlink()  # dpkg writes another file
+                    _write(self.own / f"{name}.ko.xz", name)
+                self.installed()
+                if again == ["moved"]:
+                    for name in modules.NAMES:
+                        self.move(name)
+                else:
+                    self.keep(*again)
+                self.keep()
+                self.assert_back()
 
 
 class Status(_Host):

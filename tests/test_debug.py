@@ -49,6 +49,7 @@ class Configuration(unittest.TestCase):
             built = Path(scratch, "debug", "lockdep")
             with (
                 mock.patch.object(debug, "BUILD", Path(scratch)),
+                mock.patch.object(debug, "console"),
                 mock.patch.object(debug.tree, "ensure"),
                 mock.patch.object(debug, "_check"),
                 mock.patch.object(debug.root, "command", lambda *args: ("enter", *args)),

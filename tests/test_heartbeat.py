@@ -9,6 +9,7 @@ import time
 import unittest
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 from lab.machine import ept, heartbeat, npt, served
 from lab.machine.result import Stream
@@ -20,6 +21,7 @@ class HeartbeatTest(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.directory = Path(scratch.name)
+        self.enterContext(mock.patch.object(heartbeat, "_tell"))
         self.pulse = heartbeat.Heartbeat(self.directory)
         self.beats = 0
 

@@ -83,6 +83,7 @@ class Machines(unittest.TestCase):
         with (
             TemporaryDirectory() as scratch,
             mock.patch.object(locking, "DIRECTORY", Path(scratch)),
+            mock.patch.object(locking, "console"),
             mock.patch.object(locking, "_script", return_value=""),
             mock.patch.object(locking.npt, "command", command),
             mock.patch.object(locking.os, "sched_getaffinity", return_value={0, 1}),
@@ -177,6 +178,7 @@ class Conclude(unittest.TestCase):
             with (
                 TemporaryDirectory(dir=ROOT / "build") as scratch,
                 mock.patch.object(locking, "DIRECTORY", Path(scratch)),
+                mock.patch.object(locking, "console"),
                 mock.patch.object(locking, "read", return_value=made),
                 mock.patch.object(locking, "PROGRAM", Path(scratch)),
                 mock.patch.object(locking, "_plot"),

@@ -94,7 +94,13 @@ class Runner(unittest.TestCase):
         self.scratch = Path(scratch.name)
         self.run_directory = self.scratch / "run"
         self.run_directory.mkdir()
-        files = {"/dev/kmsg": "kmsg", "/proc/sys/vm/nr_hugepages": "pages"}
+        files = {
+            "/dev/kmsg": "kmsg",
+            "/proc/sys/vm/nr_hugepages": "pages",
+            "/proc/sys/kernel/tainted": "tainted",
+        }
+        self.tainted = self.scratch / "tainted"
+        self.tainted.write_text("512\n")
         for name in ("run.sh", "marks.sh", "limit.sh"):
             text = (runs.GUEST / name).read_text()
             for file, other in files.items():
@@ -117,7 +123,7 @@ class Runner(unittest.TestCase):
         return stream
 
     def test_each_has_its_status_output_and_limit(self) -> None:
-        late = "echo begun; exec sleep 15"
+        late = "echo begun; exec sleep 99"
         leaves = f"sleep 15 & echo $! >{self.scratch}/left"
         for shell in SHELLS:
             with self.subTest(shell):
@@ -140,13 +146,28 @@ class Runner(unittest.TestCase):
                 self.assertEqual((self.scratch / "pages").read_text(), "0\n")
                 self.assertTrue(self._is_over((self.scratch / "left").read_text().strip()))
 
+    def test_what_taints_the_kernel_is_a_complaint(self) -> None:
+        """Not modules of others (O, E), nor what did so before."""
+        for shell in SHELLS:
+            with self.subTest(shell):
+                self.tainted.write_text("512\n")
+                stream = self.heard(
+                    shell,
+                    Command(f"echo 12800 >{self.tainted}", "loads modules"),
+                    Command(f"echo 12928 >{self.tainted}", "dies"),
+                    Command("true", "goes on"),
+                )
+                self.assertEqual([result.status for result in stream.results], [0, 0, 0])
+                (told,) = stream.tainted
+                self.assertIn("since dies: 640, it was 512", told)
+
     def test_a_limit_goes_by_the_clock_of_the_machine(self) -> None:
         self.clock = served.FILE
         clock = self.run_directory / served.FILE
         clock.write_text("40\n")
         # Three seconds that nobody serves, then all at once.
         slow = (
-            f"sleep 3; echo goes on; echo 60 >{clock}; sleep 5; echo 80 >{clock}; exec sleep 15"
+            f"sleep 3; echo goes on; echo 60 >{clock}; sleep 5; echo 80 >{clock}; exec sleep 99"
         )
         for shell in SHELLS:
             with self.subTest(shell):

@@ -21,8 +21,10 @@ class Find(unittest.TestCase):
         self.assertEqual(splat.find(f"{WARNING}{END}{BEGIN}quiet\n"), [])
 
     def test_a_log_without_a_run(self) -> None:
-        self.assertEqual(splat.find(WARNING), [])
-        self.assertEqual(splat.find(""), [])
+        """What it complained about in the run is not known."""
+        for log in (WARNING, ""):
+            (found,) = splat.find(log)
+            self.assertIn("no 'lab: begin'", found)
 
     def test_a_log_that_ends_within(self) -> None:
         (found,) = splat.find(BEGIN + WARNING.partition("  f+")[0])
@@ -44,6 +46,11 @@ class Find(unittest.TestCase):
             "UBSAN: shift-out-of-bounds in a.c:1:2",
             "refcount_t: underflow; use-after-free.",
             "DEBUG_LOCKS_WARN_ON(1)",
+            "BUG pte_list_desc (Tainted: G           OE     ): Objects remaining on shutdown",
+            "BUG kvm_vcpu (Not tainted): Poison overwritten",
+            "watchdog: Watchdog detected hard LOCKUP on cpu 1",
+            "traps: PANIC: double fault, error_code: 0x0",
+            "CPU 0/KVM: page allocation failure: order:0, mode:0x400dc0(GFP_KERNEL_ACCOUNT)",
         ):
             self.assertEqual(splat.find(f"{BEGIN}[    9.1] {line}\n"), [f"[    9.1] {line}"])
 
@@ -80,8 +87,18 @@ class Stalls(unittest.TestCase):
     STALL = "[   30.1] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks: stall"
 
     def test_they_are_no_complaint(self) -> None:
-        self.assertEqual(splat.stalls(f"{BEGIN}{self.STALL}\n"), [self.STALL])
-        self.assertEqual(splat.find(f"{BEGIN}{self.STALL}\n"), [])
+        log = f"{BEGIN}{self.STALL}\n[ 30.1]  <TASK>\n[ 30.1]  vcpu_run+0x1/0x2\n"
+        log += "[ 31.0] lab: run global_tdp_populate_test\n"
+        self.assertEqual(splat.stalls(log), [self.STALL])
+        self.assertEqual(splat.find(log), [])
+
+    def test_those_in_the_series_are(self) -> None:
+        """Also if another CPU's trace comes first."""
+        other = "[ 30.1]  <TASK>\n[ 30.1]  vcpu_run+0x1/0x2\n[ 30.1]  </TASK>\n"
+        log = f"{BEGIN}{self.STALL}\n{other}[ 30.1]  gtdp_scan_batch+0x1/0x2 [kvm]\n"
+        (found,) = splat.find(log)
+        self.assertIn("gtdp_scan_batch", found)
+        self.assertEqual(splat.stalls(log), [self.STALL])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import sys
 import tempfile
 import threading
 import unittest
@@ -20,8 +21,8 @@ from lab.check.tests import Test
 from lab.error import LabError
 from lab.machine import npt
 from lab.machine.result import KILLED, Command, Result, Run
+from lab.make import selftests
 from lab.paths import VERSION
-from tests import source_of
 
 PASSED, FAILED, SKIPPED = State
 TEST = Test("some_test", ("some_test",))
@@ -92,6 +93,37 @@ class Judge(unittest.TestCase):
         text = "ok 1 anon\nok 2 # SKIP hugetlb\n"
         self.assertIn("hugetlb", judge("t", ended(0, text)).reason)
 
+    def test_what_a_program_says_of_its_parts_counts(self) -> None:
+        """More than its status does."""
+        good = (
+            "Random seed: 0x1\nTAP version 13\n1..3\nok 1 a\nok 2 # SKIP b\nok 3 c\n# Totals\n"
+        )
+        found = judge("t", ended(0, good), tap=True)
+        self.assertEqual((found.state, found.parts), (PASSED, ("b",)))
+        for said, tap in (
+            ("", True),
+            ("ok 1 a\n", True),
+            *((good.replace("ok 3", "not ok 3"), tap) for tap in (True, False)),
+            *((good.replace("ok 3", "3"), tap) for tap in (True, False)),
+            *((good.replace("ok 3", "ok 2"), tap) for tap in (True, False)),
+            *((good.replace("1..3\n", ""), tap) for tap in (True, False)),
+            *((f"{good}Bail out! x\n", tap) for tap in (True, False)),
+        ):
+            self.assertIs(judge("t", ended(0, said), tap=tap).state, FAILED, (said, tap))
+        for said in ("", "1000 a\n", "ok, that is it\n", "ok 7 a\n"):
+            self.assertIs(judge("t", ended(0, said)).state, PASSED, said)
+
+    def test_which_say_so_is_known_by_their_sources(self) -> None:
+        """Of both kinds; a new test of the series is to have parts, or to be named here."""
+        for program in ("x86_64/sync_regs_test", "kvm_binary_stats_test"):
+            self.assertTrue(tests._test(program).tap, program)
+        for program in ("dirty_log_test", "x86_64/smm_test"):
+            self.assertFalse(tests._test(program).tap, program)
+        folder = selftests.source_of("x86_64/global_tdp_api_test").parent
+        ours = {f"x86_64/{path.stem}" for path in folder.glob("global_tdp_*_test.c")}
+        silent = {each[18:-5] for each in ours if not selftests.prints_tap(each)}
+        self.assertEqual(silent, {"budget", "churn", "giant", "level", "numa"})
+
     def test_shows_what_failed_first(self) -> None:
         """A child's assertion, before the one of its parent that fails for it."""
         place = "child.c:1: a == b"
@@ -148,9 +180,21 @@ class Expected(unittest.TestCase):
 
     def test_each_is_of_a_test_and_of_what_some_machine_lacks(self) -> None:
         for skip in (each for each in tests.SKIPS if VERSION in each.of):
-            text = source_of(f"x86_64/{skip.program}").read_text()
+            text = selftests.source_of(f"x86_64/{skip.program}").read_text()
             self.assertIn(skip.said.removeprefix("No /proc/thread-self/"), text)
             self.assertTrue(any(skip.lack in lacking for lacking in tests.LACKS.values()))
+
+    def test_each_that_is_named_is_there(self) -> None:
+        """Else it would be run no more, or not as it is to be."""
+        ours = {name for names in tests.ON_MACHINES.values() for name in names}
+        ours |= {name for _, _, names in tests._VARIANTS.values() for name in names}
+        ours |= {*tests._DELAYED, *tests._BY_PARAMETER, *tests._SECONDS}
+        names = {f"x86_64/global_tdp_{name}_test" for name in ours}
+        named = tests._ON_DISK | tests._ONLY_DELAYED | tests._ONLY_NPT | tests._NOT_EPT
+        names |= {f"x86_64/{name}" for name in named | tests._NOT_INNER}
+        names |= {*(run[0] for run in tests._MAPPED), *tests._PRIVATE}
+        for name in names:
+            self.assertTrue(selftests.source_of(name).exists(), name)
 
     def test_parts_of_the_suite_ask(self) -> None:
         """Whatever machine they boot."""
@@ -187,7 +231,8 @@ class Chosen(unittest.TestCase):
             *(f"x86_64/{name}" for name in ("xen_vmcall_test", "smm_test", "hyperv_cpuid")),
             *(f"x86_64/global_tdp_{name}_test" for name in ("api", "churn", "follow")),
         ]
-        self.enterContext(mock.patch.object(tests, "_programs", return_value=programs))
+        self.enterContext(mock.patch.object(selftests, "programs", return_value=programs))
+        self.enterContext(redirect_stdout(io.StringIO()))
 
     def test_whatever_is_not_known_to_be_of_cpus_is_of_memory(self) -> None:
         first, perf, clear, ring, last = (test.name for test in tests.of_memory())
@@ -205,6 +250,27 @@ class Chosen(unittest.TestCase):
         self.assertIn(churn, [test.name for test in tests.on_machine("4cpus")])
         self.assertIn(churn, [test.name for test in tests.on_npt([churn])])
 
+    def test_random_tests_have_another_seed_for_each_commit(self) -> None:
+        """Or the one that is wanted; also where they are run late, or in another machine."""
+        churn = "global_tdp_churn_test"
+        self.addCleanup(tests.seed.cache_clear)
+        git = mock.Mock()
+        git.commit.side_effect = ["0123abcdef", "4567abcdef"]
+        for given, wanted in (("", "0x0123abcd"), ("", "0x4567abcd"), ("0x7", "0x7")):
+            tests.seed.cache_clear()
+            with (
+                mock.patch.dict(tests.os.environ, SEED=given),
+                mock.patch.object(tests, "Git", return_value=git),
+                redirect_stdout(io.StringIO()) as out,
+            ):
+                found = [*tests.on_npt([churn]), *tests.on_machine("4cpus")]
+            self.assertIn(f"SEED={wanted}", out.getvalue())
+            of_churn = [test for test in found if churn in test.name]
+            self.assertEqual(len(of_churn), 3)
+            for test in of_churn:
+                self.assertEqual(test.argv[-2:], ("-s", wanted))
+                self.assertIn('"$0" "$@"', test.argv[2]) if len(test.argv) > 4 else None
+
     def test_the_inner_loop_runs_each_but_some_in_one_machine(self) -> None:
         lanes = [[test.name for test in lane] for lane in tests.inner(3)]
         self.assertEqual(lanes, [["global_tdp_follow_test"], ["global_tdp_api_test"], []])
@@ -212,7 +278,7 @@ class Chosen(unittest.TestCase):
     def test_what_others_run_once_is_each_but_those_of_minutes(self) -> None:
         wanted = [f"global_tdp_{name}_test" for name in ("api", "churn", "manners")]
         programs = [f"x86_64/{name}" for name in wanted]
-        with mock.patch.object(tests, "_programs", return_value=programs):
+        with mock.patch.object(selftests, "programs", return_value=programs):
             names = [test.name for lane in tests.spread(2) for test in lane]
         self.assertCountEqual(names, wanted[:2])
 
@@ -224,15 +290,51 @@ class Chosen(unittest.TestCase):
 
     def test_a_part_that_is_run_with_other_parameters(self) -> None:
         name = "x86_64/global_tdp_page_cache_test"
-        with mock.patch.object(tests, "_programs", return_value=[name]):
+        with mock.patch.object(selftests, "programs", return_value=[name]):
             (test,) = tests.variants("ept")
         self.assertEqual(test.name.split(", ")[0], name.removeprefix("x86_64/"))
-        self.assertEqual(source_of(name).read_text().count(f'{{ "{test.argv[-1]}"'), 1)
+        text = selftests.source_of(name).read_text()
+        self.assertEqual(text.count(f'{{ "{test.argv[-1]}"'), 1)
 
     def test_parts_that_go_by_the_parameter(self) -> None:
         follow = tests.by_parameter(["global_tdp_follow_test"])[0]
-        source = source_of("x86_64/global_tdp_follow_test")
+        source = selftests.source_of("x86_64/global_tdp_follow_test")
         self.assertEqual(source.read_text().count(f'{{ "{follow.argv[-1]}'), 1)
+
+
+class Built(unittest.TestCase):
+    """Programs, of which none is to be left out or taken for another one's by chance."""
+
+    def setUp(self) -> None:
+        scratch = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.built, self.sources = scratch / "selftests", scratch / "linux" / selftests.SOURCE
+        self.enterContext(mock.patch.object(selftests, "SELFTESTS", self.built))
+        for name in ("a_test", "x86_64/b_test", "x86_64/smm", "arm64/c_test"):
+            source = self.sources / f"{name}.c"
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.touch()
+            if "arm" not in name:
+                self.build(name)
+
+    def build(self, name: str) -> None:
+        program = self.built / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.with_name(f"{program.name}.d").touch()
+        program.touch(0o755)
+
+    def test_what_has_no_source_any_more_is_not_run(self) -> None:
+        self.build("x86_64/gone_test")
+        self.assertEqual(selftests.programs(), ["a_test", "x86_64/b_test", "x86_64/smm"])
+
+    def test_a_test_that_was_not_built_is_an_error(self) -> None:
+        (self.built / "x86_64/b_test").unlink()
+        with self.assertRaisesRegex(LabError, "1 tests .* not built: x86_64/b_test"):
+            selftests.programs()
+
+    def test_what_newer_kernels_call_x86(self) -> None:
+        (self.sources / "x86_64").rename(self.sources / "x86")
+        self.build("x86_64/gone_test")
+        self.assertEqual(selftests.programs(), ["a_test", "x86_64/b_test", "x86_64/smm"])
 
 
 class Order(unittest.TestCase):
@@ -273,6 +375,13 @@ class Order(unittest.TestCase):
             self.assertEqual(self.run_all(steps), 0)
         self.assertEqual(self.done[:2], ["build, False", "build, True"])
         self.assertEqual(set(self.done[2:]), {"checked", "long"})
+
+    def test_a_step_that_runs_nothing_is_a_failure(self) -> None:
+        """But if tests are named, which may be of other steps."""
+        steps = [self.step("one"), suite.Step("other", lambda part: None)]
+        with mock.patch.object(suite.modules, "build"):
+            self.assertEqual(self.run_all(steps), 1)
+            self.assertEqual(report.show(suite._run(steps, build=True, wanted=["a"])), 0)
 
     def test_a_longer_one_with_assertions_goes_before_what_is_shorter(self) -> None:
         steps = [
@@ -367,7 +476,43 @@ class Newer(unittest.TestCase):
         self.assertIn("failed: Linux 9.9: npt: d", said)
         self.assertEqual(said.splitlines()[-1], "2 passed, 1 failed, 1 skipped")
         self.assertEqual(sum("passed, " in line for line in said.splitlines()), 1)
+        # Before that, each kind apart.
+        for line in ("own 1 0 0", "Linux 9.9: npt 1 1 1"):
+            self.assertIn(line, [" ".join(each.split()) for each in said.splitlines()])
         self.assertEqual(self.said[0], ["sh", "lab/setup.sh"])
+
+    def test_its_sources_are_prepared_beside_this_ones(self) -> None:
+        """Each waits for the other here; both are there before any test is run."""
+        begun, done = threading.Event(), threading.Event()
+
+        def other(version: str, command: Sequence[str]) -> int:
+            begun.set()
+            self.said.append([*command])
+            return int(not done.wait(60))
+
+        def ensure() -> None:
+            if not begun.wait(60):
+                raise LabError("one after the other")
+            done.set()
+
+        def unit(part: Part) -> None:
+            self.assertEqual(self.said[-1][-1], "tree")
+            part.outcomes.append(outcome(PASSED))
+
+        for module in (suite.selftests, suite.restore, suite.modules):
+            self.enterContext(mock.patch.object(module, "build"))
+        self.enterContext(mock.patch.object(suite.tests, "ours"))
+        parser = argparse.ArgumentParser()
+        suite.configure(parser)
+        with (
+            mock.patch.object(suite.tree, "ensure", ensure),
+            mock.patch.object(suite, "_unit", unit),
+            mock.patch.object(suite, "_newer", return_value=[]),
+            mock.patch.object(suite, "_other", other),
+            redirect_stdout(io.StringIO()) as out,
+        ):
+            args = parser.parse_args(["--only", "unit", "--only", "newer"])
+            self.assertEqual(suite.run(args), 0, out.getvalue())
 
     def test_what_does_not_fit_is_a_failure(self) -> None:
         """It says nothing, or another thing than its status."""
@@ -383,18 +528,18 @@ class Newer(unittest.TestCase):
             self.assertRegex(said.splitlines()[-1], f"^{count} passed, [12] failed")
 
     def test_what_keeps_it_is_known_before(self) -> None:
-        for code, state in ((1, FAILED), (suite.GoneError.status, SKIPPED)):
+        """A Debian that has it no more ends with 1, too: it is not to vanish unseen."""
+        for user in (0, 1):
             self.said.clear()
-            status, said = self.run_it(ends=lambda _, code=code: code)
-            self.assertEqual(status, int(state is FAILED))
-            last = report.last_line(Counter({PASSED: 1, state: 1}))
+            with mock.patch.object(suite.os, "geteuid", return_value=user):
+                status, said = self.run_it(ends=lambda _: 1)
+            self.assertEqual(status, 1)
+            last = report.last_line(Counter({PASSED: 1, FAILED: 1}))
             self.assertEqual(said.splitlines()[-1], last)
-            self.assertEqual(len(self.said), 1)
-        with mock.patch.object(suite.os, "geteuid", return_value=1):
-            self.assertEqual(self.run_it(ends=lambda _: 1)[0], 0)
+            self.assertEqual(len(self.said), int(not user))
 
-    def test_it_is_left_out_if_others_are_asked_for(self) -> None:
-        for arguments in (("--only", "npt"), ("--tests", "a_test")):
+    def test_it_is_left_out_if_that_is_asked_for(self) -> None:
+        for arguments in (("--only", "npt"), ("--tests", "a_test"), ("--without", "newer")):
             self.assertEqual(self.run_it(*arguments, ends=lambda _: 1)[0], 0)
         self.assertEqual(self.said, [])
 
@@ -708,6 +853,31 @@ class Recorder(unittest.TestCase):
 
         self.assertEqual(self._states(Case), [State.SKIPPED, State.SKIPPED])
         self.assertEqual(self._states(Part), [State.SKIPPED])
+
+    def test_what_they_print_is_shown_if_they_fail(self) -> None:
+        """Else it would be taken for something that happens."""
+
+        class Case(unittest.TestCase):
+            def test_it(self) -> None:
+                print("the machine stands still")
+                print("the machine stands still", file=sys.stderr)
+
+            def test_failing(self) -> None:
+                print("the reason")
+                self.fail()
+
+        part = Part("unit tests")
+        loaded = unittest.defaultTestLoader.loadTestsFromTestCase(Case)
+        with (
+            mock.patch.object(unittest.defaultTestLoader, "discover", return_value=loaded),
+            redirect_stdout(io.StringIO()) as out,
+            redirect_stderr(out),
+        ):
+            suite._unit(part)
+        self.assertNotIn("stands still", out.getvalue())
+        failing, passing = part.outcomes
+        self.assertIn("the reason", failing.output)
+        self.assertIs(passing.state, State.PASSED)
 
     def test_a_class_that_fails_is_a_failure(self) -> None:
         """Though no test of it has begun."""

@@ -7,6 +7,8 @@ tests/broken/ has a patch a promise; its head, lines of "Name: text", says what 
     Program     a program of build/selftests, with arguments
     Noticed     what the assertion that fails says; or "kernel: " and what its log says; where
                 chance decides which, or more tests are to notice, a line of its own for each
+    Where       a function of the test that the trace of that assertion has, wherever several
+                say the same
 
 and, where it takes that, Late, Usecs, Checked, Machine, Intel and Params, see Broken. First
 all these tests must pass with nothing broken. Then each patch is applied to a mirror of the
@@ -63,6 +65,7 @@ class Broken:
     path: Path
     promise: str
     noticed: str
+    where: str = ""
     test: str = ""
     program: str = ""
     late: str = ""
@@ -252,11 +255,11 @@ def _try(broken: Broken, directory: Path) -> tuple[State, str]:
         # Neither is noticed what keeps from being built or from booting; others go on.
         return State.FAILED, f"not by the assertion: {error}"
     if len(broken.commands) == 1:
-        return judge(broken.noticed, done)
+        return judge(broken.noticed, done, broken.where)
     missed = []
     for number, command in enumerate(broken.commands):
         alone = replace(done, results=[each for each in done.results if each.number == number])
-        state, told = judge(broken.noticed, alone)
+        state, told = judge(broken.noticed, alone, broken.where)
         console.print(f"    {state}: {command.name}: {told}", markup=False)
         if state is not State.PASSED:
             missed.append(command.name)
@@ -265,17 +268,20 @@ def _try(broken: Broken, directory: Path) -> tuple[State, str]:
     return State.PASSED, f"all {len(broken.commands)}"
 
 
-def judge(noticed: str, done: Run) -> tuple[State, str]:
+def judge(noticed: str, done: Run, where: str = "") -> tuple[State, str]:
     """Return whether a run, of a broken promise, shows what is to be noticed."""
     ways = list(filter(None, map(str.strip, noticed.splitlines())))
     kernels = [way for way in ways if way.startswith(KERNEL)]
     complaints = "\n".join(done.splats)
     failure = _FAILURE.search(done.output)
     said = done.output[failure.start() :] if failure else ""
+    # That of a child comes first, and its parent may fail for it.
+    frame = rf" {where}(\.\w+)* at " if where else ""
+    there = re.search(frame, said.partition("\n====")[0])
     for way in kernels:
         if way.removeprefix(KERNEL) in complaints:
             return State.PASSED, way
-    if failure and any(way in said for way in ways if way not in kernels):
+    if failure and there and any(way in said for way in ways if way not in kernels):
         return State.PASSED, failure[1].strip()
     if failure:
         told = failure[0] + done.output[failure.end() :][:300]

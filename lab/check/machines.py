@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from lab.check.outcome import NOT_RUN, Outcome, State, judge, tail
+from lab.check.outcome import NOT_RUN, Outcome, State, judge
 from lab.check.tests import Test
 from lab.machine import ept, npt
 from lab.machine.result import Command, Ended, Result, Run
@@ -100,7 +100,7 @@ def _run(
     report, left, died = Report(), list(tests), ""
 
     def ended(result: Result) -> None:
-        _tell(label, result)
+        _tell(label, judge(result.name, result, tap=left[result.number].tap))
 
     for _ in range(boots):
         if not left:
@@ -110,7 +110,7 @@ def _run(
         report.splats += [*_complaints(run), *_deaths(run, died)]
         for result in run.results:
             test = left[result.number]
-            report.outcomes[test.name] = judge(test.name, result, died)
+            report.outcomes[test.name] = judge(test.name, result, died, tap=test.tap)
         left = [test for test in left if test.name not in report.outcomes]
     for test in left:
         reason = f"{NOT_RUN}: {died}{f', as {boots} machines did' * (boots > 1)}"
@@ -127,12 +127,11 @@ def _deaths(run: Run, died: str) -> list[Outcome]:
     return [Outcome(f"machine after {after}", State.FAILED, reason=died, output=output)]
 
 
-def _tell(label: str, result: Result) -> None:
+def _tell(label: str, outcome: Outcome) -> None:
     """Show what is known by now."""
-    outcome = judge(result.name, result)
-    print(f"  {outcome.state:8}{result.seconds:6.1f} s  {label}: {result.name}", flush=True)
+    print(f"  {outcome.state:8}{outcome.seconds:6.1f} s  {label}: {outcome.name}", flush=True)
     if outcome.state is State.FAILED:
-        print(indent(tail(result.output), " " * 8), flush=True)
+        print(indent(outcome.tail, " " * 8), flush=True)
 
 
 def _complaints(run: Run) -> list[Outcome]:

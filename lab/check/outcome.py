@@ -4,13 +4,14 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from tap.parser import Parser
+
 from lab.machine.result import KILLED, Result
 
 SKIPPED = 4
 """Status of a kselftest that cannot be run here."""
 
 _SKIP = re.compile(r"# SKIP[\s:-]*(.*)|(?:^|\s)SKIP[:\s-]+(.+)", re.M)
-_SKIPPED_PART = re.compile(r"^ok \d+ #? ?SKIP[\s:-]*(.*)|^ok \d+ (.*?) # SKIP", re.M)
 _SIGNALS = range(128, 128 + 65)
 """What a shell says of a program that a signal ended."""
 
@@ -87,8 +88,12 @@ def tail(output: str) -> str:
     return "\n".join(output.rstrip().splitlines()[-lines:])
 
 
-def judge(name: str, result: Result, died: str = "") -> Outcome:
-    """Return the outcome of a test; `died` is why its machine is no more, if so."""
+def judge(name: str, result: Result, died: str = "", *, tap: bool = False) -> Outcome:
+    """Return the outcome of a test; `died` is why its machine is no more, if so.
+
+    `tap`: it is to say what it has planned, and what came of that. Whatever says so is judged
+    by it.
+    """
     status, output = result.status, result.output
     said = _LOGGED.sub("", output)
     state, reason, parts = State.FAILED, "", ()
@@ -103,10 +108,30 @@ def judge(name: str, result: Result, died: str = "") -> Outcome:
     elif status:
         reason = f"status {status}"
     else:
-        parts = tuple(found[1] or found[2] for found in _SKIPPED_PART.finditer(said))
+        parts, wrong = _read_tap(said, expected=tap)
         skipped = f"but {len(parts)} of its parts skipped: {', '.join(parts)}"
-        state, reason = State.PASSED, skipped * bool(parts)
+        state = State.FAILED if wrong else State.PASSED
+        reason = wrong or skipped * bool(parts)
     return Outcome(name, state, result.seconds, reason, output, parts)
+
+
+def _read_tap(said: str, *, expected: bool) -> tuple[tuple[str, ...], str]:
+    """Return what a program that ended well has skipped, and why it has failed, if so."""
+    lines = [*map(Parser().parse_line, said.splitlines())]
+    results = [line for line in lines if line.category == "test" and line.number]
+    parts = tuple(line.description or line.directive.reason for line in results if line.skip)
+    failed = [line.description for line in results if not line.ok and not line.todo]
+    if failed or any(line.category == "bail" for line in lines):
+        return parts, f"status 0, but failed, or bailed out: {', '.join(failed)}"
+    kinds = [line.category for line in lines]
+    if "version" not in kinds:
+        return parts, "status 0, but it printed no TAP" * expected
+    after = lines[kinds.index("version") :]
+    plan = next((line.expected_tests for line in after if line.category == "plan"), 0)
+    done = {line.number for line in results}
+    if not plan or done != {*range(1, plan + 1)}:
+        return parts, f"status 0, but results of {len(done)} of {plan or 'no'} planned parts"
+    return parts, ""
 
 
 def must_run(outcome: Outcome) -> Outcome:

@@ -455,11 +455,18 @@ class _System:
         self._note_kept("refuse", "another upload of the kernel", done, "upgrade both")
         self._note_early("refuse", "the initramfs has the kernel's own", "kernel/arch")
         image.write_bytes(content)
+        own = self.root / "usr/lib/modules" / self.kernel / "kernel/arch/x86/kvm"
+        for module in (*own.glob("kvm.ko*"), *own.glob("kvm-*.ko*")):
+            module.with_name(f"{module.name}.held").write_text("as an installation left it")
+        done = self._kernel_installed(self.kernel)
+        self._note_built("refuse", "the upload that there was: ours is back", done, self.kernel)
+        verified = self._inside("dpkg", "--verify", *self.upload.images).stdout.splitlines()
+        wrong = [line for line in verified if "/kvm/" in line] + [*map(str, own.glob("*.held"))]
+        what = "what was held of another upload is dropped"
+        self._note("refuse", what, " ".join(wrong), not wrong)
 
     def _does_not_apply(self) -> None:
         """A patch fails, or there is no room: the kernel has its own KVM."""
-        done = self._kernel_installed(self.kernel)
-        self._note_built("refuse", "the upload that there was: ours is back", done, self.kernel)
         self._inside("/etc/kernel/prerm.d/dkms", self.kernel)
         headers = f"linux-headers-{self.kernel}"
         folder = f"usr/src/kvm-global-tdp-{self.package.version}/patches/{self.upload.series}"

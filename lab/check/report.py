@@ -73,6 +73,19 @@ def count(parts: Sequence[Part]) -> Counter[State]:
     return Counter(outcome.state for part in parts for outcome in part.outcomes)
 
 
+def sum_up(parts: Sequence[Part]) -> None:
+    """Print how many ended how of each kind, which is what titles begin with."""
+    made = table("", ["tests"], [*State])
+    for kind in dict.fromkeys(map(_kind, parts)):
+        counts = count([part for part in parts if _kind(part) == kind])
+        made.add_row(kind, *(str(counts[state]) for state in State))
+    stdout().print(made)
+
+
+def _kind(part: Part) -> str:
+    return part.title.partition(",")[0]
+
+
 def end(counts: Counter[State]) -> int:
     """Print the last line of a command that tests; return its status."""
     print(last_line(counts), flush=True)

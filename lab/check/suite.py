@@ -9,7 +9,7 @@ import time
 import traceback
 import unittest
 from collections.abc import Callable, Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from lab.check.machines import Report
 from lab.check.outcome import Outcome, State, must_run
 from lab.check.report import Part
 from lab.check.tests import Test
-from lab.error import GoneError, LabError
+from lab.error import LabError
 from lab.machine import runs
 from lab.make import hostcheck, modules, probes, restore, selftests
 from lab.paths import BUILD, ROOT, VENV_BIN, VERSION, VERSIONS
@@ -78,6 +78,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PART",
         help=f"leave out other parts than this one: {', '.join(PARTS)}",
     )
+    text = "leave out this one: newer series, e.g., if Debian has their kernel no more"
+    parser.add_argument(
+        "--without", choices=PARTS, action="append", default=[], metavar="PART", help=text
+    )
     parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
     parser.add_argument("--no-build", action="store_true", help="take what is built")
     text = "write what came of it there, for another process to show"
@@ -122,23 +126,28 @@ def run(args: argparse.Namespace) -> int:
         "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
         "stock": _own_tests(),
     }
-    only = args.only or [name for name in PARTS if name not in ASKED_FOR]
+    asked = args.only or [name for name in PARTS if name not in ASKED_FOR]
+    only = [name for name in asked if name not in args.without]
     chosen = [step for name in steps if name in only for step in steps[name]]
     newer = VERSIONS[VERSIONS.index(VERSION) + 1 :] if NEWER in only else ()
     if wanted and not args.only:
         newer = ()
+    build = not args.no_build
     # What keeps them from being run is not to be found out in half an hour.
-    kept = {version: _kept_from(version, build=not args.no_build) for version in newer}
-    parts = [*_run(chosen, build=not args.no_build, wanted=wanted)] if chosen else []
+    with ThreadPoolExecutor(len(VERSIONS)) as pool:
+        kept = {version: pool.submit(_kept_from, version, build=build) for version in newer}
+        beside = [*kept.values()]
+        parts = [*_run(chosen, build=build, wanted=wanted, beside=beside)] if chosen else []
     if args.outcomes:
         report.save(args.outcomes, parts)
         return report.status(report.count(parts))
     report.tell(parts)
-    for version, why in kept.items():
-        title = f"Linux {version}"
+    for version, job in kept.items():
+        title, why = f"Linux {version}", job.result()
         more = [Part(title, [why])] if why else _newer(version, args)
         report.tell(more)
         parts += more
+    report.sum_up(parts)
     return report.end(report.count(parts))
 
 
@@ -153,8 +162,17 @@ def check(args: argparse.Namespace) -> int:
     return report.show(_run(steps, build=True, wanted=wanted))
 
 
-def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> Sequence[Part]:
-    """Build and do the steps, the longest first, those that find all built before others."""
+def _run(
+    steps: Sequence[Step],
+    *,
+    build: bool,
+    wanted: Sequence[str] = (),
+    beside: Sequence[Future[object]] = (),
+) -> Sequence[Part]:
+    """Build and do the steps, the longest first, those that find all built before others.
+
+    Sources are unpacked and committed `beside` those of others, by one CPU each.
+    """
     building = Part("build")
     parts = {step.title: Part(step.title) for step in steps}
 
@@ -162,6 +180,8 @@ def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> S
         if not runs.STOPPING.is_set():
             with _part(parts[step.title]) as part:
                 step.do(part)
+                if not part.outcomes and not wanted:
+                    raise LabError("nothing was run")
 
     def built(*builders: Callable[[], object]) -> bool:
         with _part(building):
@@ -170,9 +190,11 @@ def _run(steps: Sequence[Step], *, build: bool, wanted: Sequence[str] = ()) -> S
         return not building.outcomes
 
     # Those look at it, too.
-    if build and not built(tree.ensure):
-        return [building, *parts.values()]
+    ready = not build or built(tree.ensure)
     # Unit tests change what all threads share.
+    wait(beside)
+    if not ready:
+        return [building, *parts.values()]
     for step in steps:
         if step.alone:
             do(step)
@@ -230,7 +252,9 @@ def _lint(part: Part) -> None:
 
 def _unit(part: Part) -> None:
     suite = unittest.defaultTestLoader.discover(str(ROOT / "tests"), top_level_dir=str(ROOT))
-    result = unittest.TextTestRunner(stream=StringIO(), resultclass=_Recorder).run(suite)
+    # Who reads along would take what they print for something that happens.
+    runner = unittest.TextTestRunner(stream=StringIO(), resultclass=_Recorder, buffer=True)
+    result = runner.run(suite)
     assert isinstance(result, _Recorder)
     part.outcomes += result.outcomes
     if not result.wasSuccessful() and all(o.state is not State.FAILED for o in result.outcomes):
@@ -264,20 +288,15 @@ class _Recorder(unittest.TextTestResult):
 
 def _kept_from(version: str, *, build: bool) -> Outcome | None:
     """Return why another series can't be run here, if so."""
-    name = f"Linux {version}"
-    if os.geteuid():
-        return Outcome(name, State.SKIPPED, reason="it takes root to build what is for it")
-    setup, tree_of_it = ("sh", "lab/setup.sh"), _lab("tree")
-    for command in (setup, tree_of_it) if build else ():
+    reason = "it takes root to build what is for it" if os.geteuid() else ""
+    for command in (("sh", "lab/setup.sh"), _lab("tree")) if build else ():
         try:
-            status = _other(version, command)
+            if not reason and (status := _other(version, command)):
+                reason = f"status {status}, see above"
         except LabError as error:
-            return Outcome(name, State.FAILED, reason=str(error))
-        if status == GoneError.status:
-            return Outcome(name, State.SKIPPED, reason="Debian has it no more, see above")
-        if status:
-            return Outcome(name, State.FAILED, reason=f"status {status}, see above")
-    return None
+            reason = str(error)
+    hint = f"{reason}; ARGS='--without {NEWER}' leaves it out"
+    return Outcome(f"Linux {version}", State.FAILED, reason=hint) if reason else None
 
 
 def _newer(version: str, args: argparse.Namespace) -> list[Part]:
@@ -306,6 +325,8 @@ def _lab(*words: str) -> tuple[str, ...]:
 def _other(version: str, command: Sequence[str]) -> int:
     """Run a command about another series: a process of its own, as each knows one."""
     env = {**os.environ, "SERIES": version, "KVER": "", "TESTS_OF": ""}
+    # A terminal has one line for progress.
+    env["TTY_COMPATIBLE"] = "0"
     # One that is interrupted tells its children, which a terminal would do, too.
     process = subprocess.Popen(
         command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, start_new_session=True

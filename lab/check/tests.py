@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from lab.check import hostcheck, inside
 from lab.check.outcome import Outcome, State, must_run
@@ -13,6 +14,7 @@ from lab.error import LabError
 from lab.machine.result import Command
 from lab.make import probes, selftests
 from lab.paths import ROOT, SELFTESTS, TESTS_OF, VENV_BIN, VERSION, VERSIONS
+from lab.source.git import Git
 from lab.source.unpacked import Unpacked
 
 BPFTRACE = Unpacked("bpftrace", ("bpftrace",))
@@ -93,6 +95,9 @@ called, how they are set, and which tests, or parts of them. EPT has 4 levels, N
 
 _ON_DISK = {f"global_tdp_{name}_test" for name in ("populate", "page_cache")}
 """Tests of the series that are about files, which are on a disk where a machine has one."""
+
+_RANDOM = {f"global_tdp_{name}_test" for name in ("churn", "fuzz")}
+"""Tests of the series that do another thing with each seed."""
 
 _RACING = ("churn", "locking", "notifier", "dirty", "uffd")
 ON_MACHINES = {
@@ -304,6 +309,8 @@ class Test:
     """Why it fails on stock modules, if it does."""
     known_to_hang: str = ""
     """In which functions it hangs now and then on stock modules, if it does."""
+    tap: bool = False
+    """Whether it prints what it has planned, and what came of that, as others don't."""
 
     @property
     def command(self) -> Command:
@@ -314,8 +321,8 @@ class Test:
 
 def ours(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series, or those of them that are `wanted` by name."""
-    built = [name for name in _programs() if name.startswith(_OURS) and name.endswith("_test")]
-    tests = [_on_disk(_test(name)) for name in built]
+    built = (name for name in selftests.programs() if name.startswith(_OURS))
+    tests = [_seeded(_on_disk(_test(name))) for name in built if name.endswith("_test")]
     if not tests:
         raise LabError("build/selftests has no global_tdp_*_test: is one in the series?")
     known = {test.name for test in tests}
@@ -329,6 +336,18 @@ def _on_disk(test: Test) -> Test:
         return test
     script = '. "$LAB_GUEST/disk.sh"; exec "$0" "$@"'
     return replace(test, argv=("sh", "-c", script, *test.argv))
+
+
+def _seeded(test: Test) -> Test:
+    return replace(test, argv=(*test.argv, "-s", seed())) if test.name in _RANDOM else test
+
+
+@cache
+def seed() -> str:
+    """Return what random tests begin with, and print it: $SEED, or another for each commit."""
+    found = os.environ.get("SEED") or f"0x{Git(ROOT).commit()[:8]}"
+    print(f"random tests begin with SEED={found}", flush=True)
+    return found
 
 
 def expect(outcome: Outcome, machine: str) -> Outcome:
@@ -490,7 +509,8 @@ def delayed(wanted: Sequence[str] = ()) -> list[Test]:
     for test in ours():
         if test.name in chosen and (not wanted or test.name in wanted):
             function, usecs = _DELAYED[chosen[test.name]]
-            script = f'{with_delay(function, usecs)} && "$0"; s=$?; {_DELAYED_ANY}; exit $s'
+            late = with_delay(function, usecs)
+            script = f'{late} && "$0" "$@"; s=$?; {_DELAYED_ANY}; exit $s'
             name = f"{test.name}, {function}() late"
             found.append(replace(test, name=name, argv=("sh", "-c", script, *test.argv)))
     return found
@@ -546,12 +566,8 @@ def host_check(*, stock: bool) -> list[Test]:
     ]
 
 
-def _programs() -> list[str]:
-    return [name for name in selftests.programs() if os.access(SELFTESTS / name, os.X_OK)]
-
-
 def _kernels() -> list[str]:
-    return [name for name in _programs() if not name.startswith(_OURS)]
+    return [name for name in selftests.programs() if not name.startswith(_OURS)]
 
 
 def _stock(names: Iterable[str]) -> Iterable[Test]:
@@ -572,4 +588,5 @@ def _test(program: str, *args: str) -> Test:
         left_out=_LEFT_OUT.get(name, ""),
         known_to_fail=_EMULATION.get(name, ""),
         known_to_hang=_HANGS.get(name, ""),
+        tap=selftests.prints_tap(program),
     )

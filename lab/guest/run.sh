@@ -37,6 +37,12 @@ reserve() { # huge pages, of how many that are wanted
 	[ "$2" = 0 ] || echo "$1" >/proc/sys/vm/nr_hugepages
 }
 
+# What a complaint leaves even if the log has lost it: machine check, bad page, died, warned,
+# soft lockup. Modules that are not Debian's taint from the start, by other bits.
+taints() {
+	echo $(($(cat /proc/sys/kernel/tainted) & 0x42b0))
+}
+
 run_one() { # number, seconds, huge pages, name
 	begin "$1" "$4"
 	reserve "$3" "$3"
@@ -53,6 +59,9 @@ run_one() { # number, seconds, huge pages, name
 	kill -KILL "-$session" ${timer:+$timer "-$timer"} 2>/dev/null
 	[ -z "$timer" ] || wait "$timer" 2>/dev/null
 	reserve 0 "$3"
+	now=$(taints)
+	[ "$now" = "$tainted" ] || mark "tainted $now, it was $tainted"
+	tainted=$now
 	end "$1" $status
 }
 
@@ -79,6 +88,7 @@ if [ "$beats" ]; then
 	chrt -f -p 1 $!
 fi
 echo 'lab: begin' >/dev/kmsg
+tainted=$(taints)
 message=$(load "$run/modules") || fail "$message"
 [ -z "$swap" ] || add_swap
 # shellcheck disable=SC1090,SC2154

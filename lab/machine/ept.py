@@ -220,7 +220,7 @@ def _judge(stream: Stream, directory: Path, timeout: float) -> Run:
     if splat.BEGIN not in console:
         runs.show_tail(console)
         raise LabError(f"the guest did not boot; its console is {directory / 'console'}")
-    run.splats = splat.find(console)
+    run.splats = splat.find(console) or stream.tainted
     if not stream.done:
         run.died = f"the machine died, or its {timeout:.0f} s were up; see {directory}"
     return run

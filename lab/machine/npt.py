@@ -347,7 +347,7 @@ def _end(machine: subprocess.Popen[bytes]) -> None:
 def _judge(stream: Stream, directory: Path, ending: Ending, timeout: float) -> Run:
     run = Run(directory, stream.results)
     console = run.console
-    run.splats = splat.find(console)
+    run.splats = splat.find(console) or stream.tainted
     for text in run.splats:
         print(f"lab: the kernel complained:\n{text}", file=sys.stderr)
     for line in splat.stalls(console):

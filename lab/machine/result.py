@@ -74,6 +74,9 @@ class Stream:
         """Why no command was run."""
 
         self.done = False
+        self.tainted: list[str] = []
+        """That the kernel has got taints, and when."""
+
         self._live = live
         self._ended = ended
         self._running: Result | None = None
@@ -117,6 +120,9 @@ class Stream:
             if self._ended:
                 self._ended(self._running)
             self._running = None
+        elif what == "tainted" and self._running:
+            name = self._running.name
+            self.tainted.append(f"the kernel is tainted since {name}: {details}")
         elif what == "failure":
             self.failure = details
         elif what == "done":

@@ -9,9 +9,13 @@ BEGIN = "lab: begin"
 _COMPLAINT = re.compile(
     r"WARNING: |BUG: |kernel BUG at |Oops: |KASAN: |KCSAN: |UBSAN: |KFENCE: |"
     r"general protection fault|Kernel panic|INFO: task .* blocked|unable to handle|"
-    r"DEBUG_LOCKS_WARN_ON|refcount_t: |Bad page |stack segment: |invalid opcode: "
+    r"DEBUG_LOCKS_WARN_ON|refcount_t: |Bad page |stack segment: |invalid opcode: |"
+    r"BUG \S+ \((?:Not t|T)ainted|hard LOCKUP|PANIC: double fault|page allocation failure: "
 )
 _STALL = re.compile(r"rcu: INFO: .* stall|rcu: .*kthread starved")
+_OURS = re.compile(r"(gtdp|tdp_populate)[\w.]*\+0x")
+"""A function of the series in a trace; its tests have such names, too."""
+
 _END = re.compile(r"---\[ end |</TASK>|={20}")
 _LONGEST = 60
 _INT3 = re.compile(
@@ -23,13 +27,26 @@ _BREAKPOINTS = re.compile(r"lab: breakpoints gone: (\d+),")
 
 
 def find(log: str) -> list[str]:
-    """Return every complaint of the run, each with its trace."""
-    return list(_blocks(_of_the_run(log)))
+    """Return every complaint of the run, each with its trace; and that there is no run.
+
+    A stall of RCU is one if a trace has a function of the series, which stock has not.
+    """
+    if BEGIN not in log:
+        return [f"no '{BEGIN}' in the kernel's log: what it complained about is not known"]
+    stalled = ("\n".join(block) for block in _stalls(log))
+    return [*_blocks(_of_the_run(log)), *filter(_OURS.search, stalled)]
 
 
 def stalls(log: str) -> list[str]:
-    """Return RCU stalls: under emulation a slow machine is enough for one."""
-    return [line for line in _of_the_run(log) if _STALL.search(line)]
+    """Return all RCU stalls: under emulation a slow machine is enough for one."""
+    return [block[0] for block in _stalls(log)]
+
+
+def _stalls(log: str) -> Iterator[list[str]]:
+    lines = _of_the_run(log)
+    for number, line in enumerate(lines):
+        if _STALL.search(line):
+            yield lines[number : number + _LONGEST]
 
 
 def is_of_a_breakpoint_gone(text: str) -> bool:
@@ -48,8 +65,7 @@ def breakpoints(log: str) -> int:
 
 
 def _of_the_run(log: str) -> list[str]:
-    _, begun, rest = log.partition(BEGIN)
-    return rest.splitlines() if begun else []
+    return log.partition(BEGIN)[2].splitlines()
 
 
 def _blocks(lines: list[str]) -> Iterator[str]:

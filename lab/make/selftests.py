@@ -1,8 +1,11 @@
 """KVM's selftests: static programs, so that any guest runs them."""
 
+import os
+import re
 from pathlib import Path
 
 from lab import shell
+from lab.error import LabError
 from lab.make import root
 from lab.paths import BUILD, LINUX, ROOT, SELFTESTS, TESTS_OF, VERSION
 from lab.shell import console, locked
@@ -16,6 +19,10 @@ HEADERS = BUILD / "headers"
 """Where the kernel's user headers go: outside of the tree, which stays clean."""
 PATIENCE = Path(__file__).with_name("patience.h")
 """Has the kernel's own tests wait longer before they say that nothing came."""
+
+
+_PRINTS_TAP = re.compile(r"\b(ksft_print_header|test_harness_run|gtdp_run_(some_)?tests)\(")
+"""Programs without print nothing that could be judged, or only why they are skipped."""
 
 
 def build() -> None:
@@ -67,7 +74,35 @@ def _make_headers(linux: Path, headers: Path) -> None:
     shell.build("headers", *root.command(*make, "headers"))
 
 
+def source_of(program: str) -> Path:
+    """Return the source of a selftest, called as programs() does."""
+    path = SELFTESTS.with_name(LINUX.name) / SOURCE / f"{program}.c"
+    newer = path.parent.with_name(NEW_NAME) / path.name
+    return path if path.exists() or path.parent.name != OF_X86 else newer
+
+
+def prints_tap(program: str) -> bool:
+    """Whether a selftest has a plan and results in its output, by its source."""
+    source = source_of(program)
+    return source.exists() and bool(_PRINTS_TAP.search(source.read_text()))
+
+
 def programs() -> list[str]:
-    """Return what was built, as paths below build/selftests."""
-    found = (path.with_suffix("") for path in SELFTESTS.rglob("*.d"))
-    return sorted(str(path.relative_to(SELFTESTS)) for path in found if path.is_file())
+    """Return what was built of the sources that there are, as paths below build/selftests.
+
+    LabError: a test was not. Another architecture's are not among those for all.
+    """
+    found = (
+        str(path.relative_to(SELFTESTS).with_suffix("")) for path in SELFTESTS.rglob("*.d")
+    )
+    built = {name for name in found if os.access(SELFTESTS / name, os.X_OK)}
+    folder = source_of("x").parent
+    tests = {path.stem for path in folder.glob("*_test.c")}
+    tests |= {
+        f"{OF_X86}/{path.stem}"
+        for name in (OF_X86, NEW_NAME)
+        for path in folder.glob(f"{name}/*_test.c")
+    }
+    if missing := sorted(tests - built):
+        raise LabError(f"{len(missing)} tests of {folder} are not built: {missing[0]}")
+    return sorted(name for name in built if source_of(name).exists())

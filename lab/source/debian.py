@@ -15,7 +15,7 @@ from pathlib import Path
 from debian.debian_support import Version
 
 from lab import shell
-from lab.error import GoneError
+from lab.error import LabError
 from lab.paths import DEBIAN, VERSION
 from lab.shell import locked, working
 from lab.source import mirror
@@ -141,7 +141,7 @@ def _resolve(wanted: str) -> tuple[str, str]:
         if common:
             return release, max(common, key=Version)
     known = ", ".join(found) or "none"
-    raise GoneError(
+    raise LabError(
         f"no complete Debian kernel {wanted or VERSION} in apt (known: {known}); {ORIGIN.hint}"
     )
 
