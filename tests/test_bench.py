@@ -29,6 +29,11 @@ class Judge(unittest.TestCase):
         rows = bench.judge(figures(**{case: ns}))
         return next(c["4k"].met for row, c in rows if row.name == case and not row.stock)
 
+    def cell(self, stock: float, ours: float) -> bench.Cell:
+        case = next(case for case in bench.CASES if case.over_stock is not None)
+        before, after = (Figure("", case.name, "4k", ns, 0) for ns in (stock, ours))
+        return bench._cell(case, after, before)
+
     def test_at_most(self) -> None:
         case = next(case for case in bench.CASES if case.name == "populate")
         limit = case.at_most[0]
@@ -37,8 +42,11 @@ class Judge(unittest.TestCase):
         self.assertFalse(self.met("populate", limit + 0.1))
 
     def test_over_stock(self) -> None:
-        self.assertTrue(self.met("touch", 1.004))
-        self.assertFalse(self.met("touch", 1.006))
+        """What is less than an interrupt is not looked at."""
+        self.assertTrue(self.met("touch", 1.04))
+        self.assertFalse(self.met("touch", 1.06))
+        self.assertTrue(self.cell(1000, 1004).met)
+        self.assertFalse(self.cell(1000, 1007).met)
 
     def test_a_missing_figure_is_an_error(self) -> None:
         for left in ([], figures()[:-1]):

@@ -50,23 +50,7 @@ _ACCEPTED = {
         ),
         (
             "arch/x86/kvm/mmu/gtdp_harvest.c",
-            "context imbalance in '__kvm_gtdp_zapped_accessed' - wrong count at exit",
-        ),
-        (
-            "arch/x86/kvm/mmu/gtdp_harvest.c",
-            "context imbalance in 'gtdp_harvest_sptes' - wrong count at exit",
-        ),
-        (
-            "arch/x86/kvm/mmu/gtdp_harvest.c",
-            "context imbalance in 'gtdp_harvest_batch' - wrong count at exit",
-        ),
-        (
-            "arch/x86/kvm/mmu/gtdp_harvest.c",
-            "context imbalance in 'gtdp_take_notes' - wrong count at exit",
-        ),
-        (
-            "arch/x86/kvm/mmu/gtdp_harvest.c",
-            "context imbalance in 'gtdp_put_back' - wrong count at exit",
+            "context imbalance in 'harvest_roots' - wrong count at exit",
         ),
         # tdp_mmu_iter_cond_resched(), which is inlined, drops the caller's lock for a writer.
         (

@@ -287,8 +287,9 @@ impl Harvest {
     }
 
     /// Put into `words` which pages were accessed since the last time, or since they were
-    /// mapped: what [`Populate`] maps counts when a vCPU has accessed it.  A page is told of
-    /// once: after an error, too, `words` has what there was until then, and 0 for the rest.
+    /// mapped: what [`Populate`] maps counts when a vCPU has accessed it.  Pages that the host
+    /// has taken away or aged since are missing.  Those that are found are found once: after an
+    /// error, too, `words` has what there was until then, and 0 for the rest.
     pub fn run(&self, vm: &impl AsRawFd, words: &mut Vec<u64>) -> Result<Progress, Error> {
         // SAFETY: drive() has made the bitmap as long as the range.
         self.drive(words, |range| unsafe { ioctl(vm, abi::KVM_HARVEST_ACCESSED, range) })

@@ -198,7 +198,7 @@ impl WorkingSet {
         Ok(())
     }
 
-    /// Add a period with what the VM has accessed since the last one.  As a page is told of
+    /// Add a period with what the VM has accessed since the last one.  As a page is found
     /// once, what there was before an error is added, too.  Memory may be populated before, for
     /// the guest not to fault while it is recorded: what is mapped ahead does not count.
     pub fn record(&mut self, vm: &impl AsRawFd) -> Result<u64, Error> {
