@@ -2,7 +2,7 @@
 
 import subprocess
 
-from lab.check import sparse
+from lab.check import comments, sparse
 from lab.error import LabError
 from lab.make import modules
 from lab.paths import ROOT, VENV_BIN
@@ -16,6 +16,7 @@ def lint() -> None:
     if sum(subprocess.run(look, cwd=ROOT).returncode for look in looks):
         raise LabError("ruff objects to lab/: ruff check --fix, ruff format")
     copies.check()
+    comments.check()
     modules.build()
     sparse.check()
     checkpatch.check(series.export())

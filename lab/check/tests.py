@@ -78,20 +78,21 @@ HUGE_PAGES = {"x86_64/dirty_log_page_splitting_test": 72, "x86_64/shared_mmu_loc
 _NX = "/sys/module/kvm/parameters/nx_huge_pages"
 _VARIANTS = {
     "npt": (
-        "nx_huge_pages=force",
-        f'old=$(cat {_NX}); echo force >{_NX} && "$0" "$@"; s=$?; echo $old >{_NX}; exit $s',
+        "nx_huge_pages=force, traced",
+        f'. "$LAB_GUEST/modules.sh"; old=$(cat {_NX}); echo force >{_NX} && trace 1 && '
+        f'"$0" "$@"; s=$?; trace 0; echo $old >{_NX}; exit $s',
         {"populate": (), "dirty": (), "root": ()},
     ),
     "ept": (
-        "eptad=0",
-        '. "$LAB_GUEST/modules.sh"; reload kvm_intel eptad=0 && "$0" "$@"; s=$?; '
-        "reload kvm_intel; exit $s",
+        "eptad=0, traced",
+        '. "$LAB_GUEST/modules.sh"; reload kvm_intel eptad=0 && trace 1 && "$0" "$@"; s=$?; '
+        "trace 0; reload kvm_intel; exit $s",
         {"populate": (), "dirty": ()},
     ),
 }
-"""Parameters to run some of the series' tests with, too, in the same boot: how they are
-called, how they are set, and which tests, or parts of them. EPT has 4 levels, NPT 5
-(`-cpu max`)."""
+"""Parameters to run some of the series' tests with, too, in the same boot, and with KVM's
+tracepoints on: how they are called, how they are set, and which tests, or parts of them.
+EPT has 4 levels, NPT 5 (`-cpu max`)."""
 
 _ON_DISK = {f"global_tdp_{name}_test" for name in ("populate", "page_cache")}
 """Tests of the series that are about files, which are on a disk where a machine has one."""

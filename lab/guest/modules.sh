@@ -34,3 +34,10 @@ reload() { # name, parameters
 		return
 	done <"$LAB_RUN/modules"
 }
+
+# Have all tracepoints of KVM on, or off: what they read is looked at in all its states.
+trace() { # 1 or 0
+	for events in kvm kvmmmu; do
+		echo "$1" >/sys/kernel/tracing/events/$events/enable || return
+	done
+}
