@@ -288,13 +288,19 @@ class Chosen(unittest.TestCase):
         self.assertIn("global_tdp_api_test", [test.name for test in tests.on_ept()])
         self.assertIn(churn, [test.name for test in tests.on_ept([churn])])
 
-    def test_a_part_that_is_run_with_other_parameters(self) -> None:
-        name = "x86_64/global_tdp_page_cache_test"
-        with mock.patch.object(selftests, "programs", return_value=[name]):
-            (test,) = tests.variants("ept")
-        self.assertEqual(test.name.split(", ")[0], name.removeprefix("x86_64/"))
-        text = selftests.source_of(name).read_text()
-        self.assertEqual(text.count(f'{{ "{test.argv[-1]}"'), 1)
+    def test_what_is_run_with_other_parameters(self) -> None:
+        programs = [f"x86_64/global_tdp_{name}_test" for name in ("api", "notifier", "nx")]
+        with mock.patch.object(tests, "_programs", return_value=programs):
+            names = [test.name for test in tests.variants("ept")]
+            alone = [test.name for test in tests.without_ad_bits()]
+        self.assertEqual(
+            names,
+            [
+                "global_tdp_notifier_test, eptad=0, traced",
+                "global_tdp_api_test, allow_smaller_maxphyaddr=1, traced",
+            ],
+        )
+        self.assertEqual(alone, ["global_tdp_notifier_test"])
 
     def test_parts_that_go_by_the_parameter(self) -> None:
         follow = tests.by_parameter(["global_tdp_follow_test"])[0]

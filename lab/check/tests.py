@@ -76,19 +76,31 @@ HUGE_PAGES = {"x86_64/dirty_log_page_splitting_test": 72, "x86_64/shared_mmu_loc
 """What a program wants reserved, of 2 MiB each."""
 
 _NX = "/sys/module/kvm/parameters/nx_huge_pages"
+_RELOADED = (
+    '. "$LAB_GUEST/modules.sh"; reload kvm_intel %s && trace 1 && "$0" "$@"; s=$?; '
+    "trace 0; reload kvm_intel; exit $s"
+)
 _VARIANTS = {
-    "npt": (
-        "nx_huge_pages=force, traced",
-        f'. "$LAB_GUEST/modules.sh"; old=$(cat {_NX}); echo force >{_NX} && trace 1 && '
-        f'"$0" "$@"; s=$?; trace 0; echo $old >{_NX}; exit $s',
-        {"populate": (), "dirty": (), "root": ()},
-    ),
-    "ept": (
-        "eptad=0, traced",
-        '. "$LAB_GUEST/modules.sh"; reload kvm_intel eptad=0 && trace 1 && "$0" "$@"; s=$?; '
-        "trace 0; reload kvm_intel; exit $s",
-        {"populate": (), "dirty": ()},
-    ),
+    "npt": [
+        (
+            "nx_huge_pages=force, traced",
+            f'. "$LAB_GUEST/modules.sh"; old=$(cat {_NX}); echo force >{_NX} && trace 1 && '
+            f'"$0" "$@"; s=$?; trace 0; echo $old >{_NX}; exit $s',
+            {"populate": (), "dirty": (), "root": ()},
+        )
+    ],
+    "ept": [
+        (
+            "eptad=0, traced",
+            _RELOADED % "eptad=0",
+            {"populate": (), "dirty": (), "notifier": ()},
+        ),
+        (
+            "allow_smaller_maxphyaddr=1, traced",
+            _RELOADED % "allow_smaller_maxphyaddr=1",
+            {"api": ()},
+        ),
+    ],
 }
 """Parameters to run some of the series' tests with, too, in the same boot, and with KVM's
 tracepoints on: how they are called, how they are set, and which tests, or parts of them.
@@ -107,10 +119,11 @@ ON_MACHINES = {
     "pmem": ("dax",),
     "4cpus": _RACING,
     "2nodes": ("numa",),
+    "nopat": ("api",),
 }
 """Tests that want another of npt.MACHINES: memslots beyond what a VM's page tables
 reach, and a huge page of 1 GiB; a device to assign; DAX; more CPUs than the host may have;
-memory of two nodes."""
+memory of two nodes; no PAT."""
 
 _BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
 """Tests that go by the parameter of kvm.ko, and the part of them that does; others choose."""
@@ -290,6 +303,8 @@ SKIPS = (
     Skip("vma", "memory becomes secret", "CPU"),
     Skip("vma", "memory becomes a device's", "CPU"),
     Skip("populate", "clean pages of a file on a disk", "disk"),
+    Skip("page_cache", "read ahead", "disk"),
+    Skip("page_cache", "read around", "disk"),
     Skip("refuse", "protection key", "keys"),
     Skip("refuse", "protection key, huge pages", "keys"),
 )
@@ -457,19 +472,22 @@ def by_parameter(wanted: Sequence[str] = ()) -> list[Test]:
 
 def variants(backend: str, wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series that are run with other parameters, too."""
-    title, script, parts_of = _VARIANTS[backend]
-    parts = {
-        f"{_OURS.removeprefix('x86_64/')}{name}_test": part for name, part in parts_of.items()
-    }
-    return [
-        replace(
-            test,
-            name=", ".join((test.name, *parts[test.name], title)),
-            argv=("sh", "-c", script, *test.argv, *parts[test.name]),
-        )
-        for test in ours()
-        if test.name in parts and (not wanted or test.name in wanted)
-    ]
+    found = []
+    for title, script, parts_of in _VARIANTS[backend]:
+        parts = {
+            f"{_OURS.removeprefix('x86_64/')}{name}_test": part
+            for name, part in parts_of.items()
+        }
+        found += [
+            replace(
+                test,
+                name=", ".join((test.name, *parts[test.name], title)),
+                argv=("sh", "-c", script, *test.argv, *parts[test.name]),
+            )
+            for test in ours()
+            if test.name in parts and (not wanted or test.name in wanted)
+        ]
+    return found
 
 
 def pml(wanted: Sequence[str] = ()) -> list[Test]:
@@ -484,6 +502,12 @@ def pml(wanted: Sequence[str] = ()) -> list[Test]:
         Test("PML is on", ("grep", "Y", "/sys/module/kvm_intel/parameters/pml")),
         *(_test("dirty_log_test", *mode) for mode in modes),
     ]
+
+
+def without_ad_bits() -> list[Test]:
+    """Return what any series runs on EPT without Accessed and Dirty bits."""
+    names = _VARIANTS["ept"][0][2]
+    return [test for test in ours() if test.name.split("_")[2] in names]
 
 
 def unknown_level(wanted: Sequence[str] = ()) -> list[Test]:

@@ -91,6 +91,7 @@ MACHINES = {
         ),
         cpus=8,
     ),
+    "nopat": Machine(kernel="nopat"),
 }
 """Physical addresses have 40 bits, which page tables of any depth reach, or 52. With NPT, a
 VM's tables have as many levels as the host's own: five, unless it is told to use four. Four
@@ -99,7 +100,8 @@ reserved before anybody has the memory: later, the kernel zeroes all of it in on
 takes too long. An IOMMU, and a device in a group of its own, is what VFIO takes to assign one
 to a VM: one that is there for tests and does nothing, or an NVMe drive, on which nothing is
 and whose contents go with the machine. Persistent memory is what lies behind 4 GiB: the kernel
-is told that it is such. Two nodes have 2 GiB each: --mem is to be 4G, as it is by default."""
+is told that it is such. Two nodes have 2 GiB each: --mem is to be 4G, as it is by default.
+Without PAT there is no Global TDP."""
 
 _UNUSED = (
     "aesni_intel,ahci,evdev,ghash_clmulni_intel,i2c_i801,i6300esb,iTCO_wdt,lpc_ich,pcspkr,"
@@ -264,7 +266,7 @@ def add_machine(command: argparse.ArgumentParser, default: str | None = "default
         choices=MACHINES,
         default=default,
         help="with physical addresses of 52 bits, 4 levels of page tables and a huge page of"
-        " 1 GiB, an IOMMU, a drive behind one, 4 CPUs, persistent memory, or two nodes",
+        " 1 GiB, an IOMMU, a drive behind one, 4 CPUs, persistent memory, two nodes, or no PAT",
     )
 
 
