@@ -22,17 +22,14 @@ _ASSERTION = re.compile(
 )
 _LIB = "lib/x86_64/global_tdp*.c"
 _AMBIGUOUS = {
-    "7-helpers-end-with-the-vm",
     "a-harvest-that-could-not-be-told-is-not-lost",
     "a-harvest-that-the-result-of-can-not-be-told-takes-nothing",
-    "a-limit-on-threads-is-not-tried-with-each-memslot",
     "harvests-are-for-those-who-ask",
     "page-tables-are-on-the-node-of-the-memory-that-they-map",
-    "what-is-being-zapped-is-not-missed-by-a-harvest",
-    "what-was-accessed-is-harvested-when-it-is-gone",
+    "a-harvest-that-is-interrupted-gets-on",
+    "what-was-harvested-is-not-harvested-again",
     "what-was-harvested-is-young-to-the-host",
     "what-was-populated-and-not-accessed-is-not-harvested",
-    "without-accessed-bits-one-region-is-mapped-ahead",
 }
 """Promises of which several assertions of their test say what they are noticed by. No more."""
 

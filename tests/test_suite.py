@@ -159,24 +159,24 @@ class Expected(unittest.TestCase):
             self.assertIs(self.found(name, machine, 254, output), FAILED)
 
     def test_a_part(self) -> None:
-        private, helper = "ok 1 # SKIP private memory\n", "ok 7 # SKIP killed, helper at work\n"
+        private, cpus = "ok 1 # SKIP private memory\n", "ok 7 # SKIP CPUs\n"
         for name, machine, output, state in (
             ("global_tdp_api_test", "npt", private, PASSED),
             ("global_tdp_api_test", "npt, checked", private, FAILED),
             ("global_tdp_api_test, parameter=1", "ept", private, PASSED),
             ("global_tdp_uffd_test", "npt", private, FAILED),
-            ("global_tdp_death_test", "ept", helper, PASSED),
-            ("global_tdp_death_test", "npt", helper, FAILED),
-            ("global_tdp_death_test", "ept", helper + "ok 8 # SKIP killed\n", FAILED),
+            ("global_tdp_thread_test", "ept", cpus, PASSED),
+            ("global_tdp_thread_test", "npt", cpus, FAILED),
+            ("global_tdp_thread_test", "ept", cpus + "ok 8 # SKIP signals\n", FAILED),
         ):
             self.assertIs(self.found(name, machine, 0, output), state, (name, machine))
 
     def test_the_kernel_may_speak_meanwhile(self) -> None:
         """On Bochs, whose one serial line is the test's and the log's."""
-        output = "ok 11 # SKIP helper does not run, VMM is stop[   77.701638] lab: end\nped\n"
-        self.assertIs(self.found("global_tdp_thread_test", "ept", 0, output), PASSED)
-        output = "ok 11 # SKIP helper d[    7.701638] lab: end\nances\n"
-        self.assertIs(self.found("global_tdp_thread_test", "ept", 0, output), FAILED)
+        output = "ok 2 # SKIP memory becomes sec[   77.701638] lab: end\nret\n"
+        self.assertIs(self.found("global_tdp_vma_test", "ept", 0, output), PASSED)
+        output = "ok 2 # SKIP memory becomes s[    7.701638] lab: end\noft\n"
+        self.assertIs(self.found("global_tdp_vma_test", "ept", 0, output), FAILED)
 
     def test_each_is_of_a_test_and_of_what_some_machine_lacks(self) -> None:
         for skip in (each for each in tests.SKIPS if VERSION in each.of):
@@ -187,7 +187,9 @@ class Expected(unittest.TestCase):
     def test_each_that_is_named_is_there(self) -> None:
         """Else it would be run no more, or not as it is to be."""
         ours = {name for names in tests.ON_MACHINES.values() for name in names}
-        ours |= {name for _, _, names in tests._VARIANTS.values() for name in names}
+        ours |= {
+            name for ways in tests._VARIANTS.values() for _, _, names in ways for name in names
+        }
         ours |= {*tests._DELAYED, *tests._BY_PARAMETER, *tests._SECONDS}
         names = {f"x86_64/global_tdp_{name}_test" for name in ours}
         named = tests._ON_DISK | tests._ONLY_DELAYED | tests._ONLY_NPT | tests._NOT_EPT
@@ -290,7 +292,7 @@ class Chosen(unittest.TestCase):
 
     def test_what_is_run_with_other_parameters(self) -> None:
         programs = [f"x86_64/global_tdp_{name}_test" for name in ("api", "notifier", "nx")]
-        with mock.patch.object(tests, "_programs", return_value=programs):
+        with mock.patch.object(selftests, "programs", return_value=programs):
             names = [test.name for test in tests.variants("ept")]
             alone = [test.name for test in tests.without_ad_bits()]
         self.assertEqual(

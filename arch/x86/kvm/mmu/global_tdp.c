@@ -28,7 +28,7 @@ MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of thei
 				 KVM_GLOBAL_TDP_POPULATE | \
 				 KVM_GLOBAL_TDP_PAGE_CACHE)
 
-/* Populates with Accessed clear, and clears that: only for VMMs that ask for it. */
+/* Clears Accessed bits, by which the host ages memory: only for VMMs that ask for it. */
 #define KVM_GTDP_ON_REQUEST	KVM_GLOBAL_TDP_HARVEST
 
 /* log2 of the faults to skip after a wasted fault-around, at most. */

@@ -23,10 +23,10 @@
 #define HOST_TAG	1
 #define ROUNDS		20
 
-/* How many pages are left when a recovery begins, how long the rest takes. */
-#define DELETIONS	10
-#define LAST_PAGES	(4 * GTDP_REGION_PAGES)
-#define DELETED_USECS	5000
+/* Of each deletion, how much is left when a recovery begins, how long the rest takes. */
+#define DELETIONS	20
+#define LAST_PAGES(i)	((2 + (i) % 4) * GTDP_REGION_PAGES)
+#define REST_USECS(i)	(2000 * (1 + (i) / 4))
 
 /* Recover all at a time, and often. */
 #define RATIO		"1"
@@ -310,7 +310,7 @@ static void *deleter(void *arg)
  * the last few of others that are being zapped.
  */
 static u64 nr_left_behind(struct kvm_vm *vm, struct kvm_vcpu *vcpu,
-			       struct gtdp_mem *memory, struct gtdp_mem *code)
+			       struct gtdp_mem *memory, struct gtdp_mem *code, int i)
 {
 	const u64 gpa = GTDP_GPA + memory->size;
 	cpu_set_t cpus, cpu;
@@ -332,10 +332,10 @@ static u64 nr_left_behind(struct kvm_vm *vm, struct kvm_vcpu *vcpu,
 	sched_setaffinity(0, sizeof(cpu), &cpu);
 
 	pthread_create(&thread, NULL, deleter, vm);
-	__gtdp_wait_until(gtdp_vm_stat(vm, "pages_4k") < LAST_PAGES, 100);
+	__gtdp_wait_until(gtdp_vm_stat(vm, "pages_4k") < LAST_PAGES(i), 100);
 	gtdp_set_param("nx_huge_pages_recovery_ratio", RATIO);
 	__gtdp_wait_until(gtdp_vm_stat(vm, "pages_4k") <= GTDP_REGION_PAGES, 100);
-	usleep(DELETED_USECS);
+	usleep(REST_USECS(i));
 	r = madvise(code->hva, code->size, MADV_DONTNEED);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
 	left = gtdp_vm_stat(vm, "pages_4k");
@@ -375,7 +375,7 @@ static bool test_deleted(void)
 	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &memory);
 
 	for (i = 0; i < DELETIONS; i++) {
-		left = nr_left_behind(vm, vcpu, &memory, &code);
+		left = nr_left_behind(vm, vcpu, &memory, &code, i);
 		TEST_ASSERT(left < GTDP_REGION_PAGES, "%lu pages in use after their memslot",
 			    left);
 	}

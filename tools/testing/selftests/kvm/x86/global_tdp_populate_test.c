@@ -912,7 +912,9 @@ static bool test_statistics(void)
 	return true;
 }
 
-/* Nothing is there, whatever is traced: page tables have 4 or 5 levels. */
+#define TRACEPOINTS	"/sys/kernel/tracing/events/kvmmmu"
+
+/* Page tables have 4 or 5 levels: there is nothing, not even for a tracepoint to read. */
 static bool test_beyond(void)
 {
 	const u64 gpas[] = { 1ULL << 48, 1ULL << 57 };
@@ -921,6 +923,7 @@ static bool test_beyond(void)
 	struct kvm_vm *vm;
 	int i, r;
 
+	gtdp_write_file(TRACEPOINTS, "enable", "1");
 	vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
 	for (i = 0; i < ARRAY_SIZE(gpas); i++) {
 		range = (struct kvm_pre_fault_memory) { .gpa = gpas[i], .size = PAGE_SIZE };
@@ -928,6 +931,7 @@ static bool test_beyond(void)
 		TEST_ASSERT(r && errno == ENOENT, KVM_IOCTL_ERROR(KVM_PRE_FAULT_MEMORY, r));
 	}
 
+	gtdp_write_file(TRACEPOINTS, "enable", "0");
 	kvm_vm_free(vm);
 	return true;
 }
