@@ -897,6 +897,16 @@ class Status(_Host):
         _write(debugfs / "tdp_populated_4k", "5\n")
         self.assert_status(0, f"2 of 3 VMs have it; KVM {PACKAGE.version}")
 
+    def test_an_earlier_version_is_loaded(self) -> None:
+        """Which has the files for all VMs, until the next boot."""
+        self.ours("Y")
+        debugfs = self.root / "sys/kernel/debug/kvm"
+        _write(debugfs / "tdp_threads", "1\n")
+        for vm, threads, populated in (("10-7", 1, 0), ("11-7", 0, 0), ("12-7", 0, 5)):
+            _write(debugfs / vm / "tdp_threads", f"{threads}\n")
+            _write(debugfs / vm / "tdp_populated_4k", f"{populated}\n")
+        self.assert_status(0, f"2 of 3 VMs have it; KVM {PACKAGE.version}")
+
     def test_off(self) -> None:
         self.ours("N")
         self.assert_status(1, "WARNING: off for new VMs")
