@@ -4,18 +4,11 @@
  * vCPUs fault on them.  tdp_populate.c does the building; what is here decides
  * where and when it pays.
  *
- *   gtdp_harvest.c: tells what the guest has accessed, to be populated the next time
- *   gtdp_track.c:  a few bytes for each 2MiB region of a memslot say whether it
- *                  is due for another scan
- *   gtdp_pass.c:   scans those that are, with some threads if there are many
- *   gtdp_follow.c: a thread of the VM that makes passes, and sleeps if there is no gain
- *
  * See Documentation/virt/kvm/global_tdp.rst.
  */
 #include "global_tdp.h"
 #include "gtdp.h"
 #include "tdp_mmu.h"
-#include "tdp_populate.h"
 
 #include <asm/memtype.h>
 
@@ -90,9 +83,6 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 	return r;
 }
 
-/*
- * Fault-around
- */
 void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault)
 {
 	const struct kvm_memory_slot *slot = fault->slot;
@@ -110,7 +100,7 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 	    fault->prefetch || fault->goal_level != PG_LEVEL_4K)
 		return;
 
-	/* That of a nested guest without paging of its own: rare, and not so for 6.12. */
+	/* That of a nested guest without paging of its own: rare. */
 	if (p.role.guest_mode)
 		return;
 
@@ -209,8 +199,8 @@ static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t en
 }
 
 /* The memslot at @gfn or, if a bitmap may have bits of none, the next one, if any. */
-const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *gfn,
-					     gfn_t end, bool skip)
+static const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *gfn,
+						    gfn_t end, bool skip)
 {
 	const struct kvm_memory_slot *slot = __gfn_to_memslot(slots, *gfn);
 	struct kvm_memslot_iter iter;
@@ -258,7 +248,8 @@ static int gtdp_populate_batch(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end
 	if (!(range->flags & KVM_POPULATE_ASYNC))
 		return gtdp_populate_slot(p, gfn, end);
 
-	slot_end = min3(end, gtdp_slot_end(p->slot), *gfn + GTDP_BATCH_PAGES);
+	slot_end = min3(end, gtdp_slot_end(p->slot),
+			*gfn + GTDP_REGIONS_PER_BATCH * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
 	gtdp_mark(kvm->arch.gtdp, p->slot, *gfn, slot_end, GTDP_NEW);
 	*gfn = slot_end;
 	return 0;
@@ -527,7 +518,7 @@ static int gtdp_ensure(struct kvm *kvm)
 
 	/* Without a vCPU nothing is mapped, i.e. nobody has work to do. */
 	WRITE_ONCE(kvm->arch.shared_mmu_lock, true);
-	return kvm_create_vm_stat_files(kvm);
+	return 0;
 }
 
 int kvm_gtdp_enable(struct kvm *kvm, u64 features)
@@ -548,6 +539,11 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 	guard(mutex)(&kvm->slots_lock);
 
 	r = gtdp_ensure(kvm);
+	if (r)
+		return r;
+
+	/* Again, if there was no memory the last time: files that exist stay. */
+	r = kvm_create_vm_stat_files(kvm);
 	if (r)
 		return r;
 

@@ -22,7 +22,6 @@ struct vhost_task;
  */
 #define GTDP_SCANS_PER_BATCH	8
 #define GTDP_REGIONS_PER_BATCH	4096
-#define GTDP_BATCH_PAGES	(GTDP_REGIONS_PER_BATCH * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M))
 
 /*
  * How often the wait for what was zapped beside vCPUs doubles: it is looked for
@@ -229,9 +228,6 @@ static inline void gtdp_back_off(struct kvm_gtdp_region *r, u8 now)
 	WRITE_ONCE(r->due, now + BIT(n));
 	WRITE_ONCE(r->backoff, min(n + 1, GTDP_BACKOFF_ZAPPED));
 }
-
-const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *gfn,
-					     gfn_t end, bool skip);
 
 /* Page cache */
 int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end,

@@ -16,6 +16,7 @@
 #include "tdp_iter.h"
 #include "tdp_mmu.h"
 
+#include <linux/memory_hotplug.h>
 #include <linux/page_idle.h>
 
 /* Pages per acquisition of mmu_lock, 16MiB.  Their bits are on the stack. */
@@ -37,10 +38,18 @@ struct gtdp_harvest {
 /* Idle page tracking and reclaim look for accesses, too, and won't find them in the SPTE. */
 static void mark_young(kvm_pfn_t pfn)
 {
-	if (pfn_valid(pfn)) {
-		folio_set_young(pfn_folio(pfn));
-		folio_clear_idle(pfn_folio(pfn));
-	}
+	struct page *page = pfn_to_online_page(pfn);
+	struct folio *folio;
+
+	/* Device memory does not age, and its struct page may go. */
+	if (!page || PageReserved(page))
+		return;
+
+	folio = page_folio(page);
+	if (!folio_test_young(folio))
+		folio_set_young(folio);
+	if (folio_test_idle(folio))
+		folio_clear_idle(folio);
 }
 
 /*
@@ -62,9 +71,11 @@ static void harvest_spte(struct gtdp_harvest *h, u64 *sptep, u64 spte, gfn_t gfn
 	if (!h->clear) {
 		bitmap_set(h->accessed, first, stop - first);
 	} else if (end <= h->end && find_next_zero_bit(h->accessed, stop, first) == stop) {
-		/* A page may be about to be freed if it is being invalidated. */
-		if (!is_gfn_range_being_invalidated(h->kvm, gfn, end))
-			mark_young(spte_to_pfn(spte));
+		/* The page may be about to be freed: leave it to the zap. */
+		if (is_gfn_range_being_invalidated(h->kvm, gfn, end))
+			return;
+
+		mark_young(spte_to_pfn(spte));
 		h->flush = true;
 		/* If it has just changed, the next harvest may find the access again. */
 		try_cmpxchg64(sptep, &spte, spte & ~shadow_accessed_mask);
@@ -99,8 +110,9 @@ static void harvest_root(struct gtdp_harvest *h, struct kvm_mmu_page *root)
 }
 
 /*
- * RCU keeps page tables that are zapped meanwhile.  Pages that are mapped, and not being
- * invalidated, stay until mmu_lock is dropped.
+ * RCU keeps page tables that are zapped meanwhile.  Pages that a valid root maps stay until
+ * mmu_lock is dropped unless they are being invalidated.  The pages of an invalid root may
+ * not: the deletion of their memslot does not wait for readers after it has zapped them.
  */
 static void harvest_roots(struct gtdp_harvest *h)
 {
@@ -110,7 +122,7 @@ static void harvest_roots(struct gtdp_harvest *h)
 	guard(rcu)();
 
 	list_for_each_entry_rcu(root, &h->kvm->arch.tdp_mmu_roots, link) {
-		if (kvm_mmu_page_as_id(root) == h->as_id)
+		if (!root->role.invalid && kvm_mmu_page_as_id(root) == h->as_id)
 			harvest_root(h, root);
 	}
 }

@@ -129,6 +129,8 @@ static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
 		.real_address = start,
 		.pgoff = linear_page_index(vma, start),
 	};
+	struct file_ra_state *ra = &vma->vm_file->f_ra;
+	const unsigned int mmap_miss = READ_ONCE(ra->mmap_miss);
 	unsigned long next;
 
 	vmf.pmd = gtdp_host_pmd(vma->vm_mm, start);
@@ -150,6 +152,11 @@ static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
 		cond_resched();
 	}
 
+	/*
+	 * map_pages() counts what it maps as hits, and hits keep read-around on.  The guest
+	 * has not touched these pages: restore the count.
+	 */
+	WRITE_ONCE(ra->mmap_miss, mmap_miss);
 	return true;
 }
 

@@ -197,12 +197,6 @@ static bool gtdp_scan_batch(struct gtdp_pass *pass)
 	return false;
 }
 
-/* How many pages more than one each the scans of this slice have mapped. */
-static s64 gtdp_gain(const struct gtdp_pass *pass)
-{
-	return pass->p.installed - pass->scans - pass->slice_gain;
-}
-
 static unsigned long gtdp_switches(void)
 {
 	return current->nvcsw + current->nivcsw;
@@ -233,7 +227,8 @@ static u64 gtdp_slice_ns(const struct gtdp_pass *pass)
 
 static bool gtdp_end_slice(struct gtdp_pass *pass)
 {
-	bool productive = gtdp_gain(pass) > 0;
+	/* Have the scans of this slice mapped more than a page each? */
+	bool productive = (s64)(pass->p.installed - pass->scans) > pass->slice_gain;
 
 	if (!productive)
 		pass->wasted_ns += gtdp_slice_ns(pass);

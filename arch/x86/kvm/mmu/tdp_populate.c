@@ -292,7 +292,10 @@ static enum scan_result populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu
 	if (result != SCAN_INCOMPLETE)
 		return result;
 
-	/* Don't build page tables above, or for, nothing; nor scan each hole. */
+	/*
+	 * Return early if the host maps nothing here.  Otherwise an empty page table
+	 * would be allocated and linked.
+	 */
 	if (!host_maps_any(p, r))
 		return SCAN_DONE;
 

@@ -11,7 +11,6 @@
  * It is told of two pieces of memory, of which the guest reads one.
  */
 #include <pthread.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "test_util.h"

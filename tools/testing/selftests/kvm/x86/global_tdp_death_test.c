@@ -5,12 +5,10 @@
  * it can't have, and of one that is killed, or whose files are closed, while it
  * is being populated, nothing is left.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <sys/mman.h>

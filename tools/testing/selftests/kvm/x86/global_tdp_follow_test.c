@@ -23,8 +23,6 @@
 #define NR_SMALL	(SZ_2G / MEM_SIZE)
 #define NR_LARGE	(SZ_4G / MEM_SIZE + 1)
 
-/* What one of two threads that share work may do, at most, for what the other does. */
-
 /* Pages that arrive one by one in so many regions, in each one this often. */
 #define NR_SPARSE	32ul
 #define SPARSE_SIZE	(NR_SPARSE * SZ_2M)

@@ -5,7 +5,6 @@
  */
 #include <pthread.h>
 #include <sched.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
 #include <linux/bitmap.h>

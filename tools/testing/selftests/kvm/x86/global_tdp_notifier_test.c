@@ -8,7 +8,6 @@
  *
  * Everything happens one after the other, see global_tdp_churn_test for races.
  */
-#include <sched.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>

@@ -6,7 +6,6 @@
 #define _GNU_SOURCE
 #include <linux/mempolicy.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

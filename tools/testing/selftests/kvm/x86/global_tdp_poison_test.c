@@ -9,7 +9,6 @@
  * See global_tdp_giant_test for a page of 1GiB.
  */
 #include <pthread.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
 #include <linux/mman.h>
