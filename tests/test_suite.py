@@ -291,18 +291,18 @@ class Chosen(unittest.TestCase):
         self.assertIn(churn, [test.name for test in tests.on_ept([churn])])
 
     def test_what_is_run_with_other_parameters(self) -> None:
-        programs = [f"x86_64/global_tdp_{name}_test" for name in ("api", "notifier", "nx")]
+        programs = [f"x86_64/global_tdp_{name}_test" for name in ("api", "populate", "nx")]
         with mock.patch.object(selftests, "programs", return_value=programs):
             names = [test.name for test in tests.variants("ept")]
             alone = [test.name for test in tests.without_ad_bits()]
         self.assertEqual(
             names,
             [
-                "global_tdp_notifier_test, eptad=0, traced",
+                "global_tdp_populate_test, eptad=0, traced",
                 "global_tdp_api_test, allow_smaller_maxphyaddr=1, traced",
             ],
         )
-        self.assertEqual(alone, ["global_tdp_notifier_test"])
+        self.assertEqual(alone, ["global_tdp_populate_test"])
 
     def test_parts_that_go_by_the_parameter(self) -> None:
         follow = tests.by_parameter(["global_tdp_follow_test"])[0]
