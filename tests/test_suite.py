@@ -294,7 +294,6 @@ class Chosen(unittest.TestCase):
         programs = [f"x86_64/global_tdp_{name}_test" for name in ("api", "populate", "nx")]
         with mock.patch.object(selftests, "programs", return_value=programs):
             names = [test.name for test in tests.variants("ept")]
-            alone = [test.name for test in tests.without_ad_bits()]
         self.assertEqual(
             names,
             [
@@ -302,7 +301,6 @@ class Chosen(unittest.TestCase):
                 "global_tdp_api_test, allow_smaller_maxphyaddr=1, traced",
             ],
         )
-        self.assertEqual(alone, ["global_tdp_populate_test"])
 
     def test_parts_that_go_by_the_parameter(self) -> None:
         follow = tests.by_parameter(["global_tdp_follow_test"])[0]

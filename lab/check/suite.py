@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     steps = {
         "lint": [Step("lint", _lint)],
         "unit": [Step("unit tests of the lab", _unit, alone=True)],
-        "once": [*_once(tests.spread, wanted, checked=True), _ONCE_ON_EPT],
+        "once": _once(tests.spread, wanted, checked=True),
         "npt": [
             Step(f"series' tests, NPT, {OFF}", _npt(OFF, wanted)),
             Step(
@@ -399,16 +399,6 @@ def _kind(kind: str, wanted: Sequence[str]) -> Do:
             part.outcomes += _expected(done, kind)
 
     return step
-
-
-def _without_ad_bits(part: Part) -> None:
-    params = f"{ON} kvm_intel.eptad=0"
-    chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in tests.without_ad_bits()]
-    done = machines.on_ept(f"ept {params}", chosen, params, _EPT_SECONDS)
-    part.outcomes += _expected(done, "ept")
-
-
-_ONCE_ON_EPT = Step(f"series' tests, EPT, {ON}, no A/D bits", _without_ad_bits, minutes=5)
 
 
 def _ept(params: str, wanted: Sequence[str]) -> Do:

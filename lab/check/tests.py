@@ -504,12 +504,6 @@ def pml(wanted: Sequence[str] = ()) -> list[Test]:
     ]
 
 
-def without_ad_bits() -> list[Test]:
-    """Return what any series runs on EPT without Accessed and Dirty bits."""
-    names = _VARIANTS["ept"][0][2]
-    return [test for test in ours() if test.name.split("_")[2] in names]
-
-
 def unknown_level(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the test of page tables whose levels are not known yet, on a CPU that has such."""
     script = (
