@@ -679,37 +679,6 @@ static bool test_clean(void)
 	return true;
 }
 
-/*
- * Where the CPU has Accessed bits, the end of the VM does not mark pages as accessed
- * that the guest did not touch.
- */
-static bool test_not_accessed(void)
-{
-	u64 pfns[NR_PAGES], i, marked = 0;
-	struct env env;
-
-	TEST_ASSERT(env_create(&env, GTDP_MEMFD, 0), "No memfd");
-	gtdp_stamp(env.mem.hva, NR_PAGES, HOST_TAG);
-	TEST_ASSERT_EQ(gtdp_get_pfns(env.mem.hva, NR_PAGES, pfns), NR_PAGES);
-	gtdp_drain_lru();
-	for (i = 0; i < NR_PAGES; i++)
-		TEST_ASSERT(!gtdp_page_flag(pfns[i], KPF_REFERENCED), "Page %lu is in use", i);
-
-	gtdp_add_slot(env.vm, GTDP_SLOT, 0, GTDP_GPA, &env.mem);
-	gtdp_populate_full(env.vm, GTDP_GPA, MEM_SIZE);
-	gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES / 2, HOST_TAG);
-	kvm_vm_free(env.vm);
-	gtdp_drain_lru();
-
-	for (i = NR_PAGES / 2; i < NR_PAGES; i++)
-		marked += gtdp_page_flag(pfns[i], KPF_REFERENCED);
-	TEST_ASSERT(!marked || !(kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST),
-		    "%lu pages were not touched, but are marked", marked);
-
-	gtdp_mem_free(&env.mem);
-	return true;
-}
-
 /* Whether a file is of a file system that wants to know of the first write to a page. */
 static bool is_on_disk(int fd)
 {
@@ -965,7 +934,6 @@ static const struct gtdp_test tests[] = {
 	{ "while vCPUs run", test_while_running },
 	{ "clean pages", test_clean },
 	{ "clean pages of a file on a disk", test_clean_file },
-	{ "not accessed", test_not_accessed },
 	{ "freed pages", test_freed_small },
 	{ "freed huge pages", test_freed_huge },
 	{ "statistics", test_statistics },
