@@ -12,7 +12,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken bisect model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm test-rust bench bench-bulk bench-dax bench-locking bench-perf bench-reclaim bench-scale bench-sparse bench-working-set lab docs lint clean
+	stress fuzz test-broken bisect model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm test-rust bench bench-bulk bench-dax bench-locking bench-perf bench-reclaim bench-scale bench-sparse bench-working-set lab docs lint ledger clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -135,6 +135,9 @@ docs: $(stamp) ## build the HTML of Documentation/virt/kvm into build/docs; fail
 
 lint: $(stamp) ## look through the lab with ruff, through the series with checkpatch and sparse
 	@$(lab) lint
+
+ledger: $(stamp) ## have README show docs/ledger.toml, which targets write as they end; say which are to be run anew
+	@$(lab) ledger
 
 clean: ## remove build/, unless build/linux has edits that were not taken back
 	@if test -d build/linux -o -d build/7.3/linux; then $(lab) clean; else rm -rf build; fi

@@ -17,6 +17,7 @@ from lab.check import (
     broken,
     cover,
     debug,
+    ledger,
     lint,
     model,
     nvdimm,
@@ -26,6 +27,7 @@ from lab.check import (
     stress,
     suite,
 )
+from lab.check.ledger import FOR_ONE
 from lab.demo import cli as demo
 from lab.error import LabError
 from lab.machine import ept, npt, runs
@@ -36,16 +38,10 @@ from lab.source import docs, patches, refresh, series, tree
 
 Target = Callable[[argparse.Namespace], int | None]
 
-FOR_ONE = {
-    "deb": "the package is",
-    "test-package": "the package is",
-    "test-broken": "what breaks the promises in tests/broken is",
-    "cover": "the kernel that counts lines is",
-    "bench-scale": "what is recorded in docs/scale.json is",
-}
-"""Commands that only the oldest series has so far, and why."""
-
-WITHOUT_PATCHES = ("tree", "refresh", "modules", "selftests", "run", "clean", "qemu", "model")
+WITHOUT_PATCHES = (
+    *("tree", "refresh", "modules", "selftests", "run", "clean", "qemu", "model"),
+    "ledger",
+)
 """What there is to do before a series has its first patch."""
 
 
@@ -118,6 +114,11 @@ def _lint(_: argparse.Namespace) -> None:
     lint.lint()
 
 
+def _ledger(_: argparse.Namespace) -> None:
+    ledger.write_table()
+    ledger.check()
+
+
 def _docs(_: argparse.Namespace) -> int:
     return docs.build()
 
@@ -182,6 +183,7 @@ def parser() -> argparse.ArgumentParser:
     demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
     add("qemu", _qemu, "build QEMU with the patches of integration/qemu")
     add("lint", _lint, "look through the lab with ruff, the series with checkpatch, sparse")
+    add("ledger", _ledger, "have README show docs/ledger.toml; say what is to be run anew")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top
 
@@ -254,14 +256,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         # nohup ignores the last.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    run = ledger.begin(args, parser().parse_args)
     try:
-        return args.run(args) or 0
+        status, reason = args.run(args) or 0, ""
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
-        return 1
+        status, reason = 1, str(error)
     except KeyboardInterrupt:
         print("lab: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        # It is no reason to keep what an earlier run has recorded.
+        if run:
+            run.end(1, repr(error))
+        raise
+    if run:
+        run.end(status, reason)
+    return status
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ from lab.show import stdout, table
 
 _STYLES = {State.PASSED: "green", State.FAILED: "bold red", State.SKIPPED: "yellow"}
 
+ENDED: Counter[State] = Counter()
+"""What the last line of the command that ended last says."""
+
 
 @dataclass
 class Part:
@@ -23,6 +26,10 @@ class Part:
     title: str
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0
+
+
+TOLD: list[Part] = []
+"""All parts that were printed, for the ledger."""
 
 
 def save(path: Path, parts: Sequence[Part]) -> None:
@@ -52,6 +59,7 @@ def show(parts: Sequence[Part]) -> int:
 
 def tell(parts: Sequence[Part]) -> None:
     """Print all but the last line."""
+    TOLD.extend(parts)
     sys.stdout.flush()
     sys.stderr.flush()
     console = stdout()
@@ -88,6 +96,8 @@ def _kind(part: Part) -> str:
 
 def end(counts: Counter[State]) -> int:
     """Print the last line of a command that tests; return its status."""
+    ENDED.clear()
+    ENDED.update(counts)
     print(last_line(counts), flush=True)
     return status(counts)
 

@@ -28,6 +28,7 @@ LEAKS = "lockdep"
 """The one that has kmemleak."""
 
 KINDS = (LEAKS, "kcsan")
+BACKENDS = ("npt", "ept")
 
 _FRAGMENTS = Path(__file__).parent
 _TIMES = 5
@@ -95,7 +96,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="what to look for")
     parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
-    parser.add_argument("--backend", choices=("npt", "ept"), help="default both")
+    parser.add_argument("--backend", choices=BACKENDS, help="default both")
     parser.add_argument("--stock", action="store_true", help="the kernel without the series")
     parser.add_argument("--timeout", type=float, default=5400, help="seconds of each boot")
 

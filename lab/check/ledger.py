@@ -1,0 +1,225 @@
+"""docs/ledger.toml: what came of the last run of each target that takes long.
+
+The lab writes an entry, and README's table with it, as such a target ends. Neither is edited.
+Only a run of the whole target counts: one with ARGS or TESTS, or of another kernel or tests
+than those of the series, leaves the entry as it is.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from lab import paths
+from lab.check import debug, report
+from lab.check.outcome import State
+from lab.error import LabError
+from lab.paths import ROOT, VERSIONS
+from lab.shell import locked
+from lab.source import tree
+from lab.source.git import Git
+
+FILE = ROOT / "docs" / "ledger.toml"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- the ledger: written by the lab -->\n", "<!-- end of the ledger -->\n"
+
+FOR_ONE = {
+    "deb": "the package is",
+    "test-package": "the package is",
+    "test-broken": "what breaks the promises in tests/broken is",
+    "cover": "the kernel that counts lines is",
+    "bench-scale": "what is recorded in docs/scale.json is",
+}
+"""Commands that only the oldest series has so far, and why."""
+
+_SAME = ("model",)
+"""Targets that are the same for all series: the oldest has their entry."""
+
+_DEBUG = "test-debug"
+TARGETS = (
+    *("test", "test-broken", "cover", "model"),
+    *(f"{_DEBUG} {kind} {backend}" for kind in debug.KINDS for backend in debug.BACKENDS),
+    *("stress", "fuzz", "bisect", "demo"),
+    *(f"test-{name}" for name in ("package", "qemu", "assigned", "nvdimm", "rust")),
+    *("bench", "bench-bulk", "bench-dax", "bench-locking", "bench-perf", "bench-reclaim"),
+    *("bench-scale", "bench-sparse", "bench-working-set"),
+)
+
+_OLD = 15
+"""Commits that change a series, after which a result is one of another program."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What came of a run."""
+
+    commit: str
+    date: datetime.date
+    status: int
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    edits: bool = False
+    """Whether there was something in the tree that the commit has not."""
+
+    error: str = ""
+    """What the run ended with before there were results, if so."""
+
+    def __str__(self) -> str:
+        counts = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+        came = counts if self.passed + self.failed else "failed" if self.status else "passed"
+        came = f"**{'error' if self.error else came}**" if self.status else came
+        return f"{came}: {self.commit[:8]}{' with edits' * self.edits}, {self.date}"
+
+
+Entries = dict[tuple[str, str], Entry]
+"""By series and target."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a target that goes on."""
+
+    targets: Sequence[str]
+    commit: str
+    edits: bool
+
+    def end(self, status: int, error: str = "") -> None:
+        """Write down what came of it: of each target what its parts, or else all, say."""
+        at = (self.commit, datetime.datetime.now(datetime.UTC).date())
+        # Where an error came from is of no interest elsewhere, and is another path there.
+        error = "".join(filter(str.isprintable, error.replace(f"{ROOT}/", "")))[:200]
+        with locked("ledger", paths.SHARED):
+            entries = load()
+            for target in self.targets:
+                counts = Counter() if error else _counts(target)
+                red = report.status(counts) if len(self.targets) > 1 else status
+                numbers = {str(state): counts[state] for state in State}
+                entry = Entry(*at, red, **numbers, edits=self.edits, error=error)
+                entries[paths.VERSION, target] = entry
+            FILE.write_text("".join(_toml(entries)))
+            write_table()
+
+
+def begin(
+    args: argparse.Namespace, parse: Callable[[Sequence[str]], argparse.Namespace]
+) -> Run | None:
+    """Return the run that a command is; None if it is not one of a whole target."""
+    targets = [args.command]
+    if args.command == _DEBUG:
+        chosen = [args.backend] if args.backend else debug.BACKENDS
+        targets = [f"{_DEBUG} {args.kind} {backend}" for backend in chosen]
+    if not all(is_of(paths.VERSION, target) for target in targets):
+        return None
+    plain = parse([args.command])
+    if args.command == _DEBUG:
+        plain.kind, plain.backend = args.kind, args.backend
+    if args != plain or paths.TESTS_OF != paths.VERSION or os.environ.get("KVER"):
+        return None
+    git = Git(ROOT)
+    with suppress(LabError):
+        # The commit is that of the beginning: others may come while this takes hours.
+        written = [f":(exclude){path.relative_to(ROOT)}" for path in (FILE, README)]
+        edits = bool(git.lines("status", "--porcelain", "--", ".", *written))
+        edits = edits or (paths.LINUX.exists() and tree.unsaved() is not None)
+        return Run(targets, git.commit()[:12], edits)
+    return None
+
+
+def is_of(version: str, target: str) -> bool:
+    """Whether a series has an entry for it."""
+    return target in TARGETS and (
+        version == VERSIONS[0] or (target not in _SAME and target not in FOR_ONE)
+    )
+
+
+def _counts(target: str) -> Counter[State]:
+    """Return how many ended how, of a target that may be a part of a command."""
+    if target.startswith(_DEBUG):
+        backend = target.rpartition(" ")[2].upper()
+        return report.count([part for part in report.TOLD if f", {backend}," in part.title])
+    return report.ENDED
+
+
+def load() -> Entries:
+    """Return what is recorded."""
+    found = tomllib.loads(FILE.read_text()) if FILE.exists() else {}
+    return {
+        (version, target): Entry(**entry)
+        for version, targets in found.items()
+        for target, entry in targets.items()
+    }
+
+
+def _toml(entries: Entries) -> Iterator[str]:
+    yield "# Written by the lab as a target ends, see lab/check/ledger.py; edited nowhere.\n"
+    for (version, target), entry in sorted(entries.items()):
+        yield f'\n["{version}"."{target}"]\n'
+        for name, value in asdict(entry).items():
+            if value or name == "status":
+                text = str(value) if isinstance(value, datetime.date) else json.dumps(value)
+                yield f"{name} = {text}\n"
+
+
+def table() -> str:
+    """Return what README has between BEGIN and END."""
+    entries = load()
+    lines = [f"| target | {' | '.join(VERSIONS)} |\n", f"|---|{'---|' * len(VERSIONS)}\n"]
+    for target in TARGETS:
+        cells = (
+            str(entries.get((version, target), "never")) if is_of(version, target) else "none"
+            for version in VERSIONS
+        )
+        lines.append(f"| `{target}` | {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def write_table() -> None:
+    """Have README show what is recorded."""
+    before, _, after = _readme()
+    README.write_text(f"{before}{BEGIN}{table()}{END}{after}")
+
+
+def check() -> None:
+    """LabError if README shows another ledger; print what is to be run anew."""
+    if _readme()[1] != table():
+        raise LabError("README.md has another ledger than docs/ledger.toml: make ledger")
+    for line in warnings():
+        print(f"warning: ledger: {line}")
+
+
+def _readme() -> tuple[str, str, str]:
+    """Return README's text before, in and after the table."""
+    before, begun, rest = README.read_text().partition(BEGIN)
+    shown, ended, after = rest.partition(END)
+    if not (begun and ended):
+        raise LabError(f"README.md has no lines {BEGIN.strip()} and {END.strip()}")
+    return before, shown, after
+
+
+def warnings() -> Iterator[str]:
+    """Return what keeps the ledger from being green, and of which targets."""
+    entries, found = load(), {}
+    for version in VERSIONS:
+        for target in TARGETS:
+            why = _wrong(version, entries.get((version, target)))
+            if why and is_of(version, target):
+                found.setdefault((version, why), []).append(target)
+    for (version, why), targets in found.items():
+        yield f"{version}, {why}: {', '.join(targets)}"
+
+
+def _wrong(version: str, entry: Entry | None) -> str:
+    if entry is None:
+        return "never run"
+    if entry.status:
+        return "failed"
+    since = ("rev-list", "--count", f"{entry.commit}..HEAD", "--", f"patches/{version}/*.patch")
+    with suppress(LabError):
+        return f"older than {_OLD} commits of the series" * (int(Git(ROOT)(*since)) > _OLD)
+    return "of a commit that is not here"
