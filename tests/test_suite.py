@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import re
 import sys
 import tempfile
 import threading
@@ -272,6 +273,15 @@ class Chosen(unittest.TestCase):
             for test in of_churn:
                 self.assertEqual(test.argv[-2:], ("-s", wanted))
                 self.assertIn('"$0" "$@"', test.argv[2]) if len(test.argv) > 4 else None
+
+    def test_random_tests_take_a_seed(self) -> None:
+        """And have no other one, e.g. of the process."""
+        for name in tests._RANDOM:
+            source = selftests.source_of(f"x86_64/{name}").read_text()
+            taken = re.search(r'getopt\(argc, argv, "[a-z:]*s:', source)
+            self.assertTrue(taken, f"{name} takes no seed")
+            for seed in re.findall(r"= new_\w+_random_state\((.*)\);", source):
+                self.assertRegex(seed, r"^(guest|kvm)_random_seed\b", name)
 
     def test_the_inner_loop_runs_each_but_some_in_one_machine(self) -> None:
         lanes = [[test.name for test in lane] for lane in tests.inner(3)]

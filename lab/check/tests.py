@@ -109,7 +109,7 @@ EPT has 4 levels, NPT 5 (`-cpu max`)."""
 _ON_DISK = {f"global_tdp_{name}_test" for name in ("populate", "page_cache")}
 """Tests of the series that are about files, which are on a disk where a machine has one."""
 
-_RANDOM = {f"global_tdp_{name}_test" for name in ("churn", "fuzz")}
+_RANDOM = {f"global_tdp_{name}_test" for name in ("churn", "death", "fuzz")}
 """Tests of the series that do another thing with each seed."""
 
 _RACING = ("churn", "locking", "notifier", "dirty", "uffd")
