@@ -55,7 +55,8 @@ struct kvm_populate_memory {
 	__u32 as_id;
 	__u64 mapped;
 	__u64 absent;
-	__u64 reserved[2];
+	__u64 bitmap;
+	__u64 reserved;
 };
 #endif
 

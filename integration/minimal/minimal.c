@@ -24,7 +24,7 @@
 struct kvm_populate_memory {
 	__u64 gpa, size;
 	__u32 flags, as_id;
-	__u64 mapped, absent, reserved[2];
+	__u64 mapped, absent, bitmap, reserved;
 };
 
 #define KVM_POPULATE_MEMORY		_IOWR(KVMIO, 0xf8, struct kvm_populate_memory)
