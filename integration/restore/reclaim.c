@@ -6,10 +6,10 @@
  *
  *	gcc -O2 -isystem build/headers/usr/include -o reclaim integration/restore/reclaim.c
  *	./restore -m MIB FILE plain			# makes FILE
- *	./reclaim [-n VMS] [-m MIB] [-u USED] [-p PERCENT] [-r ROUNDS] [-g] [-o] FILE
+ *	./reclaim [-n VMS] [-m MIB] [-u USED] [-p PERCENT] [-r ROUNDS] [-g | -c] [-o] FILE
  *
- * With -g, the VMs have all of Global TDP, else nothing of it.  They use the first USED pages
- * of each 2 MiB, 51 by default.  PERCENT of the file, 50 by default, is asked for by
+ * With -g, the VMs have what kvm.global_tdp=1 gives, with -c the page cache, too, else nothing of
+ * it.  They use the first USED pages of each 2 MiB, 51 by default.  PERCENT of the file, 50 by default, is asked for by
  * memory.reclaim, ROUNDS times; after each, the VMs use their part again.  With -o, they are in
  * another memory cgroup than the file.  Each VM is a process, and at rest while memory is
  * reclaimed.  The output is a JSON object that tells of page tables, and one a round.
@@ -30,7 +30,8 @@ struct used {
 	uint64_t faults, ns;
 };
 
-static int global, others;
+static uint64_t features;
+static int others;
 static uint64_t pages, part = 51;
 static int sockets[MOST_VMS];
 
@@ -114,13 +115,12 @@ static struct used use(void)
 /* A VM: it is told when to use its memory, and tells what that took. */
 static void be_vm(int fd, int ours)
 {
-	uint64_t can = ioctl(kvm_fd, KVM_CHECK_EXTENSION, KVM_CAP_GLOBAL_TDP);
 	struct used used;
 	char told;
 
 	if (others)
 		enter(OTHERS);
-	create(global ? can : 0);
+	create(features);
 	set_memory(1, MEM_GPA, map(pages * PAGE, MAP_PRIVATE, fd), pages * PAGE);
 	run(guest_nothing, 0, 1, 1, 0);
 	while (read(ours, &told, 1) == 1) {
@@ -208,7 +208,7 @@ static void play_round(int number, int vms, uint64_t asked, unsigned char *mem,
 	       "\"first_faults\": %" PRIu64 ", \"first_ns\": %" PRIu64 ", "
 	       "\"again_faults\": %" PRIu64 ", \"again_ns\": %" PRIu64 ", "
 	       "\"read_again\": %" PRIu64 "}\n",
-	       vms, global, others, part, number, pages, before, mapped, asked, before - left,
+	       vms, !!features, others, part, number, pages, before, mapped, asked, before - left,
 	       error, scanned, stolen, cpu, wall, first.faults, first.ns, again.faults, again.ns,
 	       cached(mem) - left);
 }
@@ -235,8 +235,9 @@ int main(int argc, char **argv)
 	unsigned char *mem;
 	struct used first;
 
-	while ((opt = getopt(argc, argv, "n:m:u:p:r:go")) != -1) {
-		global |= opt == 'g';
+	while ((opt = getopt(argc, argv, "n:m:u:p:r:gco")) != -1) {
+		if (opt == 'g' || opt == 'c')
+			features = opt == 'g' ? PARAMETER : PARAMETERS;
 		others |= opt == 'o';
 		mib *= opt != '?';
 		if (opt == 'n')
@@ -253,7 +254,7 @@ int main(int argc, char **argv)
 	if (optind + 1 != argc || vms < 1 || vms > MOST_VMS || mib < 2 || mib > 1024 || mib % 2 ||
 	    !part || part > REGION || percent > 100)
 		errx(1, "usage: reclaim [-n VMS] [-m MIB (even, 2 to 1024)] [-u USED (1 to 512)] "
-		     "[-p PERCENT] [-r ROUNDS] [-g] [-o] FILE");
+		     "[-p PERCENT] [-r ROUNDS] [-g | -c] [-o] FILE");
 	pages = mib << 8;
 	open_kvm();
 	fd = open(argv[optind], O_RDWR);
@@ -269,7 +270,7 @@ int main(int argc, char **argv)
 	first = use_all(vms);
 	printf("{\"vms\": %d, \"global\": %d, \"others\": %d, \"used\": %" PRIu64 ", "
 	       "\"host_kib\": %" PRIu64 ", \"guest_kib\": %" PRIu64 ", \"cached\": %" PRIu64 "}\n",
-	       vms, global, others, part, meminfo("PageTables") - host,
+	       vms, !!features, others, part, meminfo("PageTables") - host,
 	       meminfo("SecPageTables") - guest_tables, cached(mem));
 	for (int i = 1; i <= rounds; i++)
 		play_round(i, vms, pages * percent / 100, mem, first);

@@ -33,11 +33,11 @@ static const struct way {
 	enum how how;		/* fill the guest's */
 } ways[] = {
 	{ "plain" },
-	{ "present+around",	PARAMETER & ~KVM_GLOBAL_TDP_PAGE_CACHE },
-	{ "around",		PARAMETER },
+	{ "present+around",	PARAMETER },
+	{ "around",		PARAMETERS },
 	{ "populate",		KVM_GLOBAL_TDP_POPULATE, 0, POPULATE },
 	{ "cached+populate",	KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_PAGE_CACHE, 0, CACHED },
-	{ "willneed+around",	PARAMETER,
+	{ "willneed+around",	PARAMETERS,
 				MADV_WILLNEED },
 	{ "read",		0, MADV_POPULATE_READ },
 	{ "read+prefault",	0, MADV_POPULATE_READ, PREFAULT },

@@ -26,9 +26,10 @@
 #define STAMP		0x57000000U	/* plus the number of the page */
 #define PORT_DONE	0x10
 #define TRIES		10000
-/* What kvm.global_tdp=1 gives. */
+/* What kvm.global_tdp=1 gives, and what with kvm.global_tdp_page_cache=1. */
 #define PARAMETER	(KVM_GLOBAL_TDP_FOLLOW | KVM_GLOBAL_TDP_FAULT_AROUND | \
-			 KVM_GLOBAL_TDP_POPULATE | KVM_GLOBAL_TDP_PAGE_CACHE)
+			 KVM_GLOBAL_TDP_POPULATE)
+#define PARAMETERS	(PARAMETER | KVM_GLOBAL_TDP_PAGE_CACHE)
 
 /*
  * What the guest does, in 32 bits and without paging: %ecx times, store %ebx at %esi,

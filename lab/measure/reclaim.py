@@ -26,22 +26,20 @@ LISTS = {"mglru": "7", "classic": "0"}
 """What is written to /sys/kernel/mm/lru_gen/enabled for each."""
 
 MODES = {
-    "off": ("-u 51", 1),
-    "near": ("-u 51 -g", 0),
-    "on": ("-u 51 -g", 1),
-    "all": ("-u 512", 1),
+    "off": "-u 51",
+    "near": "-u 51 -g",
+    "on": "-u 51 -c",
+    "all": "-u 512",
 }
-"""Options of the program: which pages are used of each 2 MiB, and with what; and the parameter
-global_tdp_page_cache."""
+"""Options of the program: which pages are used of each 2 MiB, and with what."""
 
 APART = ("off", "on")
 """Of these, one run more with the VMs in another memory cgroup than the file."""
 
-_PARAMETER = "/sys/module/kvm/parameters/global_tdp_page_cache"
 _LABELS = {
     "off": "off, a tenth is used",
-    "near": "on, global_tdp_page_cache=0",
-    "on": "on, a tenth is used",
+    "near": "on, a tenth is used",
+    "on": "on, with the page cache",
     "all": "off, all is used",
 }
 _TITLES = {"mglru": "MGLRU", "classic": "classic lists"}
@@ -72,7 +70,7 @@ class Case:
     def options(self) -> str:
         """Return those of the program."""
         apart = " -o" if self.apart else ""
-        return f"-n {self.vms} -m {MIB} -r {ROUNDS} {MODES[self.mode][0]}{apart}"
+        return f"-n {self.vms} -m {MIB} -r {ROUNDS} {MODES[self.mode]}{apart}"
 
 
 def cases(vms: Sequence[int]) -> Iterator[Case]:
@@ -108,7 +106,6 @@ def _script(vms: Sequence[int], log: str) -> str:
     lines += [f"{maker} -m {MIB} {restore.SNAPSHOT} plain >/dev/null", f": >{log}"]
     for case in cases(vms):
         lines += [f"echo {LISTS[case.lists]} >/sys/kernel/mm/lru_gen/enabled"]
-        lines += [f"echo {MODES[case.mode][1]} >{_PARAMETER}"]
         lines += [f"echo '  {case.lists}: {case.options}'"]
         lines += [f"{program} {case.options} {restore.SNAPSHOT} >>{log}"]
     return "\n".join(lines)

@@ -26,7 +26,7 @@ ROUNDS = 2
 WAYS = {
     "plain": ("off", "#8a8f98", "o"),
     "present+around": ("on, without the page cache", "#c98a1b", "s"),
-    "around": ("on", "#0b6fb8", "^"),
+    "around": ("on, with the page cache", "#0b6fb8", "^"),
 }
 """How each is called and drawn."""
 
