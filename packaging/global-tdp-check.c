@@ -927,7 +927,7 @@ static void show_lacks(void)
 		    *host.thp ? host.thp : "unknown");
 	if (host.cpus < 2)
 		say("Latencies are left out: they take two CPUs, as one zaps.");
-	if (!strcmp(host.parameter, "Y") || !strcmp(host.parameter, "1"))
+	if (!strcmp(host.parameter, "always") || !strcmp(host.parameter, "Y"))
 		say("kvm.global_tdp is on: VMs with it off take mmu_lock as those with it on, so the "
 		    "latencies of the former are not those of a stock KVM.");
 }

@@ -877,9 +877,9 @@ class Status(_Host):
     def module(self, name: str, content: str) -> None:
         _write(self.root / "sys/module/kvm" / name, content)
 
-    def assert_status(self, status: int, said: str) -> None:
-        script = PACKAGING / "global-tdp-status"
-        done = subprocess.run(["sh", script, self.root], capture_output=True, text=True)
+    def assert_status(self, status: int, said: str, *options: str) -> None:
+        command = ["sh", PACKAGING / "global-tdp-status", *options, self.root]
+        done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout.count("\n")), (status, 1), done)
         self.assertIn(said, done.stdout)
 
@@ -888,7 +888,7 @@ class Status(_Host):
         self.module("parameters/global_tdp", on + "\n")
 
     def test_on(self) -> None:
-        self.ours("Y")
+        self.ours("always")
         debugfs = self.root / "sys/kernel/debug/kvm"
         for vm in ("10-7", "11-7", "12-7"):
             _write(debugfs / vm / "pages_4k", "0\n")
@@ -908,8 +908,21 @@ class Status(_Host):
         self.assert_status(0, f"2 of 3 VMs have it; KVM {PACKAGE.version}")
 
     def test_off(self) -> None:
-        self.ours("N")
-        self.assert_status(1, "WARNING: off for new VMs")
+        for value in ("ask", "N"):
+            self.ours(value)
+            self.assert_status(1, "WARNING: off for new VMs")
+
+    def test_stopped(self) -> None:
+        self.ours("always")
+        self.assert_status(1, "WARNING: stopped, for all VMs", "--stop")
+        self.assertEqual(
+            (self.root / "sys/module/kvm/parameters/global_tdp").read_text(), "never\n"
+        )
+        self.assert_status(1, "WARNING: stopped, for all VMs")
+
+    def test_nothing_to_stop(self) -> None:
+        self.module("parameters/tdp_mmu", "Y\n")
+        self.assert_status(2, "without Global TDP is loaded", "--stop")
 
     def test_the_kernels_own(self) -> None:
         self.module("parameters/tdp_mmu", "Y\n")

@@ -69,7 +69,7 @@ installed() {
 case $phase in
 off)
 	ours
-	check 'off by default' "global_tdp=$(cat $parameter)" grep -qx '[0N]' $parameter
+	check 'off by default' "global_tdp=$(cat $parameter)" grep -qx ask $parameter
 	status 1 WARNING
 	signer=$(modinfo -F signer kvm)
 	check 'signed with a key of this system' "$signer" grep -q DKMS <<<"$signer"
@@ -100,10 +100,12 @@ on)
 	modprobe -r kvm_amd kvm
 	modprobe kvm_amd
 	ours
-	check 'on by modprobe.d' "global_tdp=$(cat $parameter)" grep -qx '[1Y]' $parameter
+	check 'on by modprobe.d' "global_tdp=$(cat $parameter)" grep -qx always $parameter
 	status 0 OK
 	echo 0 >$parameter
 	status 1 WARNING
+	check 'global-tdp-status --stop' "$(global-tdp-status --stop)" grep -qx never $parameter
+	status 1 stopped
 	echo 1 >$parameter
 	./global_tdp_populate_test >log 2>&1
 	status=$?
