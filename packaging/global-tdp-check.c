@@ -192,7 +192,7 @@ struct vm {
 };
 
 static struct {
-	char cpu[64], stage2[4], kernel[65], kvm[65], thp[16], parameter[2];
+	char cpu[64], stage2[4], kernel[65], kvm[65], thp[16], parameter[8];
 	bool hypervisor;
 	unsigned long cpus, tsc_khz;
 	int prefault;
