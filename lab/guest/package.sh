@@ -114,6 +114,7 @@ on)
 	dpkg --purge kvm-global-tdp-dkms
 	left=$(dpkg-query -W -f='${db:Status-Status}' kvm-global-tdp-dkms 2>/dev/null)
 	check 'package can be purged' "$left" test "${left:-not-installed}" = not-installed
+	check 'which stops it' "global_tdp=$(cat $parameter)" grep -qx never $parameter
 	echo stock >phase
 	;;
 stock)
