@@ -12,9 +12,62 @@
 
 #include <asm/memtype.h>
 
-static bool __read_mostly global_tdp;
-module_param(global_tdp, bool, 0644);
-MODULE_PARM_DESC(global_tdp, "Build the TDP page tables of new VMs ahead of their vCPUs' faults");
+/* Which VMs have it.  The first two are the values of a bool. */
+enum gtdp_mode {
+	GTDP_ASK,	/* new ones whose VMM asks for it */
+	GTDP_ALWAYS,	/* all new ones */
+	GTDP_NEVER,	/* none: those that exist stop using it */
+};
+
+static const char * const gtdp_modes[] = {
+	[GTDP_ASK]	= "ask",
+	[GTDP_ALWAYS]	= "always",
+	[GTDP_NEVER]	= "never",
+};
+
+static enum gtdp_mode __read_mostly global_tdp = GTDP_ASK;
+
+static int gtdp_set_mode(const char *val, const struct kernel_param *kp)
+{
+	int mode = val ? sysfs_match_string(gtdp_modes, val) : GTDP_ALWAYS;
+	struct kvm *kvm;
+	bool always;
+
+	/* Try the names first: kstrtobool() takes "never" for "no". */
+	if (mode < 0) {
+		if (kstrtobool(val, &always))
+			return -EINVAL;
+		mode = always ? GTDP_ALWAYS : GTDP_ASK;
+	}
+	WRITE_ONCE(global_tdp, mode);
+
+	/* A VM is in the list from before it has a follower until after it has none. */
+	guard(mutex)(&kvm_lock);
+	list_for_each_entry(kvm, &vm_list, vm_list) {
+		if (kvm_gtdp_ever_enabled(kvm))
+			gtdp_kick_follower(kvm->arch.gtdp);
+	}
+	return 0;
+}
+
+static int gtdp_get_mode(char *buffer, const struct kernel_param *kp)
+{
+	return sysfs_emit(buffer, "%s\n", gtdp_modes[READ_ONCE(global_tdp)]);
+}
+
+static const struct kernel_param_ops gtdp_mode_ops = {
+	.flags = KERNEL_PARAM_OPS_FL_NOARG,
+	.set = gtdp_set_mode,
+	.get = gtdp_get_mode,
+};
+
+module_param_cb(global_tdp, &gtdp_mode_ops, NULL, 0644);
+__MODULE_PARM_TYPE(global_tdp, "string");
+MODULE_PARM_DESC(global_tdp, "VMs whose TDP page tables are built ahead of their vCPUs' faults: always (all new ones), ask (those whose VMM asks), never (none, at once)");
+
+static bool __read_mostly global_tdp_page_cache;
+module_param(global_tdp_page_cache, bool, 0644);
+MODULE_PARM_DESC(global_tdp_page_cache, "With global_tdp=always, have the host map what its page cache holds around faults, too");
 
 #define KVM_GTDP_FEATURES	(KVM_GLOBAL_TDP_FOLLOW | \
 				 KVM_GLOBAL_TDP_FAULT_AROUND | \
@@ -406,7 +459,7 @@ u64 kvm_gtdp_supported(struct kvm *kvm)
 	 * would answer with #PF is mapped.  All SPTEs of a memslot must be alike but for
 	 * the pfn: without PAT, those of reserved pages are not, see kvm_is_mmio_pfn().
 	 */
-	if (!tdp_mmu_enabled || allow_smaller_maxphyaddr || !pat_enabled())
+	if (!tdp_mmu_enabled || allow_smaller_maxphyaddr || !pat_enabled() || gtdp_is_stopped())
 		return 0;
 
 	/* Private memory is not the host's to map. */
@@ -416,9 +469,19 @@ u64 kvm_gtdp_supported(struct kvm *kvm)
 	return KVM_GTDP_FEATURES | (kvm_ad_enabled ? KVM_GTDP_ON_REQUEST : 0);
 }
 
+bool gtdp_is_stopped(void)
+{
+	return READ_ONCE(global_tdp) == GTDP_NEVER;
+}
+
+bool __kvm_gtdp_enabled(struct kvm *kvm)
+{
+	return READ_ONCE(kvm->arch.gtdp->features);
+}
+
 bool __kvm_gtdp_has(struct kvm *kvm, u64 features)
 {
-	return READ_ONCE(kvm->arch.gtdp->features) & features;
+	return READ_ONCE(kvm->arch.gtdp->features) & features && !gtdp_is_stopped();
 }
 
 static struct kvm_gtdp *gtdp_alloc(struct kvm *kvm)
@@ -435,7 +498,7 @@ static struct kvm_gtdp *gtdp_alloc(struct kvm *kvm)
 int kvm_gtdp_init_vm(struct kvm *kvm)
 {
 	/* Read once, as it may be changed at any time: a VM has all of it or nothing. */
-	if (!READ_ONCE(global_tdp) || !kvm_gtdp_supported(kvm))
+	if (READ_ONCE(global_tdp) != GTDP_ALWAYS || !kvm_gtdp_supported(kvm))
 		return 0;
 
 	kvm->arch.gtdp = gtdp_alloc(kvm);
@@ -443,6 +506,8 @@ int kvm_gtdp_init_vm(struct kvm *kvm)
 		return -ENOMEM;
 
 	kvm->arch.gtdp->features = KVM_GTDP_FEATURES;
+	if (!READ_ONCE(global_tdp_page_cache))
+		kvm->arch.gtdp->features &= ~KVM_GLOBAL_TDP_PAGE_CACHE;
 	kvm->arch.shared_mmu_lock = true;
 	return 0;
 }

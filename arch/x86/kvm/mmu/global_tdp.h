@@ -25,16 +25,18 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features);
 int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp);
 int kvm_vm_ioctl_harvest_accessed(struct kvm *kvm, void __user *argp);
 
-/* Has the VM any of @features? */
+/* Has the VM any of @features, and is kvm.global_tdp not "never"? */
 bool __kvm_gtdp_has(struct kvm *kvm, u64 features);
 static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features)
 {
 	return unlikely(kvm->arch.gtdp) && __kvm_gtdp_has(kvm, features);
 }
 
+/* Has the VM any feature?  How it is zapped goes by that, whatever kvm.global_tdp is. */
+bool __kvm_gtdp_enabled(struct kvm *kvm);
 static inline bool kvm_gtdp_enabled(struct kvm *kvm)
 {
-	return kvm_gtdp_has(kvm, ~0ull);
+	return unlikely(kvm->arch.gtdp) && __kvm_gtdp_enabled(kvm);
 }
 
 /* Is there, or may there be, anything that was mapped ahead? */

@@ -157,6 +157,15 @@ struct kvm_gtdp {
 	bool was_urgent;
 };
 
+/* Is kvm.global_tdp "never"? */
+bool gtdp_is_stopped(void);
+
+/* The tracker goes on then: a later pass would not find a zap that it has missed. */
+static inline bool gtdp_follows(const struct kvm_gtdp *gtdp)
+{
+	return READ_ONCE(gtdp->features) & KVM_GLOBAL_TDP_FOLLOW;
+}
+
 /* What faults map of a slot with a guest_memfd need not be what is at its hva. */
 static inline bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
 {
@@ -237,6 +246,7 @@ int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end
 void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	       gfn_t start, gfn_t end, enum gtdp_todo todo);
 void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent);
+void gtdp_kick_follower(struct kvm_gtdp *gtdp);
 
 /* Passes */
 void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass);

@@ -33,8 +33,11 @@
 #define GTDP_PAUSE_WAIT		(2 * HZ)
 #define GTDP_PAUSE_NOMEM	(4 * HZ)
 
-/* Jiffies between attempts to create the thread, each of which costs a failing fork(). */
-#define GTDP_THREAD_RETRY	HZ
+/*
+ * How often the wait before the next attempt to create the thread doubles, from a second to
+ * about an hour.  Each attempt is a fork() that fails, and that pids.events counts.
+ */
+#define GTDP_BACKOFF_THREAD	12
 
 static bool gtdp_has_run(struct kvm *kvm)
 {
@@ -255,6 +258,10 @@ static bool gtdp_follower_fn(void *data)
 	bool urgent = READ_ONCE(gtdp->urgent);
 	long wait;
 
+	/* Whatever was to be done remains so.  Writing the parameter ends with a wakeup. */
+	if (gtdp_is_stopped())
+		return false;
+
 	if (urgent || READ_ONCE(gtdp->marked))
 		gtdp_expedite_pass(gtdp, urgent);
 	else if (gtdp->state == GTDP_ASLEEP)
@@ -317,6 +324,7 @@ static int gtdp_create_follower(struct once *once)
 {
 	struct kvm_gtdp *gtdp = container_of(once, struct kvm_gtdp, follower_once);
 	struct vhost_task *follower;
+	s64 failed;
 
 	/* Whoever waited for another attempt to fail need not make one, too. */
 	if (!gtdp_may_create(gtdp))
@@ -332,8 +340,9 @@ static int gtdp_create_follower(struct once *once)
 		return -EINTR;
 
 	if (IS_ERR(follower)) {
-		WRITE_ONCE(gtdp->thread_retry, jiffies + GTDP_THREAD_RETRY);
-		atomic64_inc(&gtdp->kvm->stat.tdp_thread_failed);
+		failed = atomic64_fetch_inc(&gtdp->kvm->stat.tdp_thread_failed);
+		WRITE_ONCE(gtdp->thread_retry,
+			   jiffies + (HZ << min(failed, GTDP_BACKOFF_THREAD)));
 		pr_warn_once("no thread to build page tables with, vCPUs fault until there is one\n");
 		return PTR_ERR(follower);
 	}
@@ -383,7 +392,7 @@ void __kvm_gtdp_vcpu_runs(struct kvm *kvm)
 void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
 			     enum kvm_mr_change change)
 {
-	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) ||
+	if (!gtdp_follows(kvm->arch.gtdp) ||
 	    change == KVM_MR_DELETE || slot->as_id)
 		return;
 

@@ -139,6 +139,9 @@ static int harvest_pages(struct kvm *kvm, struct kvm_harvest_accessed *range, bo
 		.end = gpa_to_gfn(range->gpa) + nr,
 	};
 
+	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_HARVEST))
+		return -EOPNOTSUPP;
+
 	harvest_roots(&h);
 	if (copy_to_user(u64_to_user_ptr(range->bitmap), h.accessed, bytes))
 		return -EFAULT;

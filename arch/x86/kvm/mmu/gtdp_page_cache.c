@@ -19,7 +19,6 @@
 
 #include <linux/folio_batch.h>
 #include <linux/mm.h>
-#include <linux/moduleparam.h>
 #include <linux/pagemap.h>
 #include <linux/pkeys.h>
 #include <linux/sizes.h>
@@ -27,10 +26,6 @@
 
 /* What is mapped at a time, with the lock of the host's page table held. */
 #define GTDP_MAP_BYTES	SZ_512K
-
-static bool __read_mostly global_tdp_page_cache = true;
-module_param(global_tdp_page_cache, bool, 0644);
-MODULE_PARM_DESC(global_tdp_page_cache, "Let faults have the host map what its page cache holds around");
 
 /*
  * Is it for the host to map pages that nobody has touched?  Not if userfaultfd is to be
@@ -197,7 +192,7 @@ int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end
 	unsigned long hva;
 	int r = 0;
 
-	if (fault && (!READ_ONCE(global_tdp_page_cache) || !mmap_read_trylock(mm)))
+	if (fault && !mmap_read_trylock(mm))
 		return 0;
 	if (!fault && mmap_read_lock_killable(mm))
 		return -EINTR;

@@ -176,8 +176,11 @@ static bool gtdp_scan_batch(struct gtdp_pass *pass)
 
 	guard(srcu)(&kvm->srcu);
 
-	if (!kvm_gtdp_enabled(kvm))
+	/* What is left remains due, for if it is to go on. */
+	if (!kvm_gtdp_has(kvm, ~0ull)) {
+		pass->partial = true;
 		return false;
+	}
 
 	batch.now = gtdp_now(kvm->arch.gtdp);
 

@@ -8,10 +8,16 @@
 
 #include <linux/sched/vhost_task.h>
 
+void gtdp_kick_follower(struct kvm_gtdp *gtdp)
+{
+	struct vhost_task *follower = READ_ONCE(gtdp->follower);
+
+	if (follower)
+		vhost_task_wake(follower);
+}
+
 void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
 {
-	struct vhost_task *follower;
-
 	/*
 	 * If the follower has been told and has not begun its pass yet, that
 	 * will find what has just been marked.  Pairs with gtdp_work().
@@ -27,9 +33,7 @@ void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
 	if (urgent)
 		WRITE_ONCE(gtdp->urgent, true);
 	WRITE_ONCE(gtdp->marked, true);
-	follower = READ_ONCE(gtdp->follower);
-	if (follower)
-		vhost_task_wake(follower);
+	gtdp_kick_follower(gtdp);
 }
 
 void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
@@ -71,7 +75,7 @@ void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
 		       gfn_t start, gfn_t end)
 {
 	/* The SMM root is filled on request only, guest_memfd never. */
-	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_FOLLOW) || slot->as_id ||
+	if (!gtdp_follows(kvm->arch.gtdp) || slot->as_id ||
 	    !slot->arch.gtdp_regions)
 		return;
 

@@ -20,7 +20,8 @@
 #include "processor.h"
 #include "global_tdp.h"
 
-#define PARAMETER	"/sys/module/kvm/parameters/global_tdp"
+#define PARAMETERS	"/sys/module/kvm/parameters"
+#define PARAMETER	PARAMETERS "/global_tdp"
 
 #define MEM_SIZE	SZ_16M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
@@ -151,6 +152,36 @@ static bool test_stat_files(void)
 	vm = vm_create_barebones();
 	TEST_ASSERT_EQ(gtdp_has_stat_file(getpid(), "tdp_populated_4k"), true);
 	kvm_vm_free(vm);
+	gtdp_restore_params();
+	return true;
+}
+
+/* It is written as a name or as a boolean, and read as a name. */
+static bool test_spellings(void)
+{
+	const struct {
+		const char *written, *read;
+	} cases[] = {
+		{ "always", "always" }, { "never", "never" }, { "ask", "ask" },
+		{ "1", "always" }, { "0", "ask" }, { "Y", "always" }, { "N", "ask" },
+		{ "y", "always" }, { "n", "ask" }, { "on", "always" }, { "off", "ask" },
+		{ "never\n", "never" }, { "always\n", "always" }, { "ask\n", "ask" },
+	};
+	const char * const unknown[] = { "2", "-1", "sometimes", "ask never", "al" };
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		if (!gtdp_set_param("global_tdp", cases[i].written))
+			return false;
+		TEST_ASSERT(gtdp_param_is("global_tdp", cases[i].read),
+			    "'%s' is not read as '%s'", cases[i].written, cases[i].read);
+	}
+
+	for (i = 0; i < ARRAY_SIZE(unknown); i++) {
+		TEST_ASSERT(!gtdp_write_file(PARAMETERS, "global_tdp", unknown[i]),
+			    "'%s' was accepted", unknown[i]);
+		TEST_ASSERT(gtdp_param_is("global_tdp", "ask"), "'%s' counts", unknown[i]);
+	}
 	gtdp_restore_params();
 	return true;
 }
@@ -293,6 +324,76 @@ static struct kvm_vm *create_large(u64 features, struct gtdp_mem *mem)
 		gtdp_add_slot(vm, GTDP_SLOT + i, 0, GTDP_GPA + i * LARGE_MEM_SIZE, mem);
 
 	return vm;
+}
+
+/* All calls are refused. */
+static void check_never(struct kvm_vm *vm)
+{
+	u64 bitmap[MEM_SIZE / PAGE_SIZE / 64] = {};
+	struct kvm_harvest_accessed range = {
+		.gpa = GTDP_GPA,
+		.size = MEM_SIZE,
+		.bitmap = (u64)bitmap,
+	};
+	struct kvm_vm *other = vm_create_barebones();
+	int r;
+
+	check_off(vm);
+	r = __vm_ioctl(vm, KVM_HARVEST_ACCESSED, &range);
+	TEST_ASSERT(r && errno == EOPNOTSUPP, "A harvest is not refused");
+	TEST_ASSERT_EQ(range.size, MEM_SIZE);
+
+	TEST_ASSERT_EQ(kvm_check_cap(KVM_CAP_GLOBAL_TDP), 0);
+	TEST_ASSERT_EQ(vm_check_cap(vm, KVM_CAP_GLOBAL_TDP), 0);
+	TEST_ASSERT_EQ(enable(other, KVM_GLOBAL_TDP_POPULATE, 0), EINVAL);
+	TEST_ASSERT_EQ(enable(other, 0, 0), 0);
+	kvm_vm_free(other);
+}
+
+/* With "never", VMs that exist get nothing more, and keep what is mapped.  Then they go on. */
+static bool test_never(void)
+{
+	const u64 features = KVM_GLOBAL_TDP_POPULATE |
+				  (kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST);
+	const char * const back[] = { "ask", "always" };
+	const u64 nr = NR_PAGES / 2;
+	u64 bitmap[MEM_SIZE / PAGE_SIZE / 64], mapped;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int i;
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, 1);
+
+	for (i = 0; i < ARRAY_SIZE(back); i++) {
+		vm = gtdp_vm_create(features, 1, &vcpu);
+		gtdp_populate_code(vm);
+		gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+		gtdp_populate_full(vm, GTDP_GPA, MEM_SIZE / 2);
+		mapped = gtdp_nr_mapped(vm);
+
+		if (!gtdp_set_param("global_tdp", "never"))
+			return false;
+		check_never(vm);
+		gtdp_add_slot(vm, GTDP_SLOT + 1, 0, GTDP_GPA + MEM_SIZE, &mem);
+		gtdp_delete_slot(vm, GTDP_SLOT + 1);
+		TEST_ASSERT_EQ(gtdp_nr_mapped(vm), mapped);
+		TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, nr, 1), 0);
+
+		TEST_ASSERT(gtdp_set_param("global_tdp", back[i]), "It stays 'never'");
+		TEST_ASSERT(vm_check_cap(vm, KVM_CAP_GLOBAL_TDP), "It is still refused");
+		if (features & KVM_GLOBAL_TDP_HARVEST)
+			TEST_ASSERT_EQ(gtdp_harvest(vm, 0, GTDP_GPA, MEM_SIZE, bitmap),
+				       MEM_SIZE / 2);
+		gtdp_populate_full(vm, GTDP_GPA, MEM_SIZE);
+		TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, 1), 0);
+		kvm_vm_free(vm);
+	}
+
+	gtdp_restore_params();
+	gtdp_mem_free(&mem);
+	return true;
 }
 
 /* The follower maps what was there before it was enabled, whatever was first. */
@@ -462,8 +563,11 @@ static void *populator(void *arg)
 	return NULL;
 }
 
-/* Another thread that is in the midst of a call does not get any further. */
-static bool test_disable_populate(void)
+/*
+ * Another thread that is in the midst of a call does not get any further, at once or,
+ * if all of the host is to @stop, soon.
+ */
+static bool disable_populate(bool stop)
 {
 	pthread_t thread;
 	struct gtdp_mem mem;
@@ -479,18 +583,39 @@ static bool test_disable_populate(void)
 		vm = create_large(KVM_GLOBAL_TDP_POPULATE, &mem);
 		pthread_create(&thread, NULL, populator, vm);
 		__gtdp_wait_until(gtdp_nr_populated(vm), 0);
-		TEST_ASSERT_EQ(enable(vm, 0, 0), 0);
-		nr = gtdp_nr_populated(vm);
-		hits += nr < LARGE_PAGES;
+		if (stop) {
+			TEST_ASSERT(gtdp_set_param("global_tdp", "never"), "It can't be stopped");
+			pthread_join(thread, NULL);
+			hits += gtdp_nr_populated(vm) < LARGE_PAGES;
+			gtdp_restore_params();
+		} else {
+			TEST_ASSERT_EQ(enable(vm, 0, 0), 0);
+			nr = gtdp_nr_populated(vm);
+			hits += nr < LARGE_PAGES;
 
-		pthread_join(thread, NULL);
-		TEST_ASSERT_EQ(gtdp_nr_populated(vm), nr);
+			pthread_join(thread, NULL);
+			TEST_ASSERT_EQ(gtdp_nr_populated(vm), nr);
+		}
 		kvm_vm_free(vm);
 	}
 
 	gtdp_mem_free(&mem);
 	TEST_ASSERT(hits, "The call was always done before it was to be stopped");
 	return true;
+}
+
+static bool test_disable_populate(void)
+{
+	return disable_populate(false);
+}
+
+static bool test_never_populate(void)
+{
+	if (access(PARAMETER, W_OK)) {
+		ksft_print_msg("global_tdp can't be set\n");
+		return false;
+	}
+	return disable_populate(true);
 }
 
 /* The last choice is what faults, and vCPUs that are created, go by. */
@@ -992,7 +1117,10 @@ static bool test_signal_bitmap(void)
 static const struct gtdp_test tests[] = {
 	{ "private memory", test_private_memory },
 	{ "default follows the parameter", test_default },
+	{ "parameter is read and written", test_spellings },
 	{ "parameter changes", test_parameter },
+	{ "parameter is never", test_never },
+	{ "parameter is never, beside the ioctl", test_never_populate },
 	{ "files of statistics", test_stat_files },
 	{ "enable capability", test_enable_cap },
 	{ "enable after a memslot", test_enable_late },

@@ -43,6 +43,8 @@ struct bench_case {
 
 static u64 mem_size = SZ_64M;
 static void *mem_hva;
+/* The one case to run, NULL for all. */
+static const char *only;
 
 static u64 read_ns(clockid_t clock)
 {
@@ -120,10 +122,22 @@ static void access_all(struct kvm_vcpu *vcpu)
 	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, mem_size / PAGE_SIZE, 0);
 }
 
-/* By faults; what was discarded comes back first. */
-static void touch(struct kvm_vcpu *vcpu)
+/* Bring back what was discarded. */
+static void stamp(struct kvm_vcpu *vcpu)
 {
 	gtdp_stamp(mem_hva, mem_size / PAGE_SIZE, 1);
+}
+
+static void stamp_populate(struct kvm_vcpu *vcpu)
+{
+	stamp(vcpu);
+	populate(vcpu);
+}
+
+/* By faults. */
+static void touch(struct kvm_vcpu *vcpu)
+{
+	stamp(vcpu);
 	gtdp_run(vcpu, GTDP_READ, GTDP_GPA, mem_size / PAGE_SIZE, 0);
 }
 
@@ -154,7 +168,10 @@ static const struct bench_case cases[] = {
 	{ "harvest_all", HARVEST, access_all, harvest, false },
 	{ "harvest_none", HARVEST, populate, harvest, false },
 	{ "end", 0, touch, NULL, false, true },
+	{ "end_populated", KVM_GLOBAL_TDP_POPULATE, stamp_populate, NULL, false, true },
 	{ "discard", 0, touch, discard, false },
+	{ "discard_unmapped", 0, stamp, discard, false },
+	{ "discard_populated", KVM_GLOBAL_TDP_POPULATE, stamp_populate, discard, false },
 };
 
 static struct kvm_vm *create(const struct bench_case *c, struct gtdp_mem *mem, bool has_gtdp,
@@ -269,6 +286,8 @@ static void run_backing(enum gtdp_backing backing, const char *name,
 		       gtdp_huge_bytes(mem.hva) / SZ_1M);
 
 	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		if (only && strcmp(cases[i].name, only))
+			continue;
 		if ((kvm_check_cap(KVM_CAP_GLOBAL_TDP) & cases[i].features) == cases[i].features)
 			run_case(&cases[i], name, &mem, has_gtdp, repeats);
 	}
@@ -278,7 +297,7 @@ static void run_backing(enum gtdp_backing backing, const char *name,
 
 static void help(const char *name)
 {
-	printf("usage: %s [-h] [-m MiB] [-r repeats]\n", name);
+	printf("usage: %s [-h] [-c case] [-m MiB] [-r repeats]\n", name);
 	exit(0);
 }
 
@@ -287,8 +306,11 @@ int main(int argc, char *argv[])
 	int opt, repeats = 3;
 	bool has_gtdp;
 
-	while ((opt = getopt(argc, argv, "hm:r:")) != -1) {
+	while ((opt = getopt(argc, argv, "c:hm:r:")) != -1) {
 		switch (opt) {
+		case 'c':
+			only = optarg;
+			break;
 		case 'm':
 			mem_size = atoi_positive("MiB", optarg) * (u64)SZ_1M;
 			break;

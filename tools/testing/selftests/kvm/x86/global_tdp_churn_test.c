@@ -19,6 +19,8 @@
  * before it has flushed what it zapped in another memslot, or that populates
  * beyond the reach of page tables (on a machine that has memslots there).
  *
+ * Ten times a second, global_tdp is "never" for a moment, and all goes on after that.
+ *
  * Meanwhile, a vCPU writes to memory that another thread copies as live
  * migration does, by the dirty log, and that the host shares with a child, ages,
  * collapses and reclaims.  A write that was not logged leaves the copy different.
@@ -99,6 +101,8 @@ static u64 tags[NR_PAGES];
 static u64 layouts[GTDP_NR_LAYOUTS];
 /* Held by who needs the vCPU that writes to logged memory not to run. */
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
+/* Held while global_tdp is "never", and by those who need calls to succeed. */
+static pthread_mutex_t stopping = PTHREAD_MUTEX_INITIALIZER;
 static bool paused, stop;
 
 /* For threads to ask before each of their turns. */
@@ -151,8 +155,8 @@ static void *populator(void *arg)
 
 		before = range.gpa;
 		r = __vm_ioctl(vm, KVM_POPULATE_MEMORY, &range);
-		TEST_ASSERT(!r || errno == EAGAIN || errno == ENOENT || errno == EINTR,
-			    KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
+		TEST_ASSERT(!r || errno == EAGAIN || errno == ENOENT || errno == EINTR ||
+			    errno == EOPNOTSUPP, KVM_IOCTL_ERROR(KVM_POPULATE_MEMORY, r));
 		if (range.flags != KVM_POPULATE_ASYNC)
 			TEST_ASSERT_EQ(range.mapped + range.absent, range.gpa - before);
 		else
@@ -360,6 +364,23 @@ static void *nibbler(void *arg)
 		hva = mem.hva + random_below(&state, NR_PAGES) * PAGE_SIZE;
 		madvise(hva, PAGE_SIZE, kvm_random_bool(&state) ? MADV_PAGEOUT : MADV_COLD);
 		usleep(random_below(&state, 20000));
+	}
+
+	return NULL;
+}
+
+/* Ten times a second, Global TDP is stopped for the whole host, and goes on. */
+static void *stopper(void *arg)
+{
+	bool stopped = true;
+
+	while (stopped && go_on()) {
+		pthread_mutex_lock(&stopping);
+		stopped = gtdp_set_param("global_tdp", "never");
+		usleep(10000);
+		gtdp_restore_params();
+		pthread_mutex_unlock(&stopping);
+		usleep(90000);
 	}
 
 	return NULL;
@@ -746,7 +767,9 @@ static void check_log(struct gtdp_piece *piece)
 	bool writable = !(piece->flags & KVM_MEM_READONLY);
 
 	/* Only populating is known not to log: have all of it mapped before. */
+	pthread_mutex_lock(&stopping);
 	gtdp_piece_populate(vm, piece);
+	pthread_mutex_unlock(&stopping);
 	gtdp_run(vcpu_of(piece), GTDP_READ, piece->gva, piece->nr_reached, 0);
 	harvest(piece->slot, piece->nr, log);
 
@@ -821,7 +844,9 @@ static void one_round(void)
 static void storm(void)
 {
 	WRITE_ONCE(paused, true);
+	pthread_mutex_lock(&stopping);
 	gtdp_storm(&rng, STORM_PAGES);
+	pthread_mutex_unlock(&stopping);
 	WRITE_ONCE(paused, false);
 }
 
@@ -930,6 +955,7 @@ static int create_threads(pthread_t *threads)
 	pthread_create(&threads[nr++], NULL, copier, NULL);
 	pthread_create(&threads[nr++], NULL, mover, NULL);
 	pthread_create(&threads[nr++], NULL, nibbler, NULL);
+	pthread_create(&threads[nr++], NULL, stopper, NULL);
 	return nr;
 }
 
@@ -941,7 +967,7 @@ static void help(const char *name)
 
 int main(int argc, char *argv[])
 {
-	pthread_t threads[NR_POPULATORS + NR_WORKERS + 4];
+	pthread_t threads[NR_POPULATORS + NR_WORKERS + 5];
 	int opt, nr_threads, iterations = 40, seconds = 0;
 	time_t end, next;
 	u64 done, before;

@@ -6,6 +6,7 @@
  * is being populated, nothing is left.
  */
 #include <errno.h>
+#include <getopt.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -38,6 +39,9 @@
 
 static char *cgroup;
 static int pipe_fds[2];
+
+/* How many VMMs were closed before: each is closed at another time. */
+static int nr_closed;
 
 struct env {
 	struct kvm_vm *vm;
@@ -663,7 +667,7 @@ static void wait_for_no_vm(void)
 /* Close all that keeps the VM, while it is populated by threads. */
 static void closing_vmm(void)
 {
-	struct kvm_random_state rng = new_kvm_random_state(getpid());
+	struct kvm_random_state rng = new_kvm_random_state(kvm_random_seed + 1 + nr_closed);
 	pthread_t threads[NR_POPULATORS];
 	pid_t follower;
 	struct env env;
@@ -691,9 +695,7 @@ static void closing_vmm(void)
 
 static bool test_closing(void (*vmm)(void))
 {
-	int i;
-
-	for (i = 0; i < NR_CLOSES; i++) {
+	for (nr_closed = 0; nr_closed < NR_CLOSES; nr_closed++) {
 		if (!test_vmm(vmm))
 			return false;
 	}
@@ -806,6 +808,20 @@ static const struct gtdp_test tests[] = {
 /* Takes part of the name of a test, to leave out all others. */
 int main(int argc, char *argv[])
 {
+	int opt;
+
+	while ((opt = getopt(argc, argv, "hs:")) != -1) {
+		switch (opt) {
+		case 's':
+			kvm_random_seed = strtoul(optarg, NULL, 0);
+			break;
+		default:
+			printf("usage: %s [-s seed] [part of a name]\n", argv[0]);
+			exit(opt == 'h' ? 0 : 1);
+		}
+	}
+
 	gtdp_require(GTDP_ALL);
-	gtdp_run_some_tests(tests, ARRAY_SIZE(tests), argc > 1 ? argv[1] : NULL);
+	ksft_print_msg("seed %#x\n", kvm_random_seed);
+	gtdp_run_some_tests(tests, ARRAY_SIZE(tests), optind < argc ? argv[optind] : NULL);
 }

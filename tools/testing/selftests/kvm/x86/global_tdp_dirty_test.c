@@ -636,6 +636,47 @@ static bool test_ended_reclaimed(u64 features, enum gtdp_backing backing)
 	return true;
 }
 
+/*
+ * The same, where the SPTEs go: with the memslot, with the VM's roots, i.e. those of a VM
+ * without Global TDP whose memslot is deleted, or with a VM that is closed as it is.
+ */
+static bool test_gone(u64 features, bool delete)
+{
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int i, r;
+
+	if (!gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0))
+		return false;
+
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	vm = gtdp_vm_create(features, 1, &vcpu);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	r = madvise(mem.hva, MEM_SIZE, MADV_FREE);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	if (features)
+		gtdp_populate(vm, GTDP_GPA, MEM_SIZE);
+	gtdp_run(vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, GUEST_TAG);
+
+	if (delete)
+		gtdp_delete_slot(vm, GTDP_SLOT);
+	else
+		kvm_vm_release(vm);
+
+	for (i = 0; i < NR_PAGEOUTS; i++) {
+		gtdp_drain_lru();
+		r = madvise(mem.hva, MEM_SIZE, MADV_PAGEOUT);
+		TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+		gtdp_check(mem.hva, NR_PAGES, GUEST_TAG);
+	}
+
+	if (delete)
+		kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
 /* Small pages, too, are written without a fault again once populated. */
 static bool test_ended_small(u64 features, enum gtdp_backing backing)
 {
@@ -758,6 +799,9 @@ do {										\
 			    followers[j].name);
 	}
 
+	RUN(test_gone(KVM_GLOBAL_TDP_POPULATE, true), "gone: memslot");
+	RUN(test_gone(0, true), "gone: roots");
+	RUN(test_gone(KVM_GLOBAL_TDP_POPULATE, false), "gone: VM");
 	RUN(test_clear_huge(), "huge pages, not split, cleared");
 
 	for (mode = BITMAP; mode <= RING; mode++) {

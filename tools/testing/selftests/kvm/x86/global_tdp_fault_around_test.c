@@ -105,6 +105,39 @@ static bool test_default(void)
 	return true;
 }
 
+/* With global_tdp=never, there is a fault a page, in a VM that has it, too. */
+static bool test_never(void)
+{
+	const u64 nr = NR_PAGES / 2;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	u64 faults;
+
+	vm = create(KVM_GLOBAL_TDP_FAULT_AROUND, &vcpu);
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+
+	if (!gtdp_set_param("global_tdp", "never")) {
+		kvm_vm_free(vm);
+		gtdp_mem_free(&mem);
+		return false;
+	}
+	faults = gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, nr, HOST_TAG);
+	TEST_ASSERT(faults == nr, "With 'never', %lu faults map %lu pages", faults, nr);
+	TEST_ASSERT_EQ(gtdp_vm_stat(vm, "tdp_fault_around"), 0);
+
+	TEST_ASSERT(gtdp_set_param("global_tdp", "ask"), "It stays 'never'");
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA + MEM_SIZE / 2, nr, HOST_TAG + nr),
+		       NR_REGIONS / 2);
+	gtdp_restore_params();
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
 /* Half of the pages are present, and it stays at that until they are touched. */
 static bool test_absent(void)
 {
@@ -146,6 +179,7 @@ static const struct gtdp_test tests[] = {
 	{ "misaligned", test_misaligned },
 	{ "dirty logging", test_logged },
 	{ "default follows the parameter", test_default },
+	{ "parameter is never", test_never },
 	{ "absent pages", test_absent },
 };
 

@@ -318,12 +318,127 @@ static bool test_default(void)
 	return true;
 }
 
+/*
+ * With global_tdp=never, the follower sleeps.  Half of the memory is zapped and comes back
+ * meanwhile, the other half arrives, and there is another memslot: later, all is found.
+ */
+static bool test_never(bool has_run)
+{
+	u64 nr_code, sleeps;
+	struct gtdp_mem mem, other;
+	struct kvm_vcpu *vcpu;
+	struct kvm_vm *vm;
+	pid_t tid;
+	int r;
+
+	gtdp_wait_until(!nr_kernel_threads());
+	vm = create(&vcpu, &nr_code);
+	if (has_run)
+		gtdp_run(vcpu, GTDP_READ, GTDP_GPA, 0, 0);
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES / 2, HOST_TAG);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	gtdp_wait_mapped(vm, nr_code + NR_PAGES / 2);
+	TEST_ASSERT_EQ(gtdp_kernel_threads(&tid, 1), 1);
+
+	if (!gtdp_set_param("global_tdp", "never")) {
+		kvm_vm_free(vm);
+		gtdp_mem_free(&mem);
+		return false;
+	}
+	/* What the follower was doing just then is finished. */
+	usleep(SETTLE_USECS);
+	sleeps = gtdp_nr_sleeps(tid);
+
+	r = madvise(mem.hva, MEM_SIZE / 2, MADV_DONTNEED);
+	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_mem_alloc(&other, GTDP_ANON, SZ_2M, 0);
+	gtdp_stamp(other.hva, GTDP_REGION_PAGES, HOST_TAG);
+	gtdp_add_slot(vm, GTDP_SLOT + 1, 0, GTDP_GPA + MEM_SIZE, &other);
+	usleep(2 * SETTLE_USECS);
+	TEST_ASSERT(gtdp_nr_mapped(vm) == nr_code, "The follower maps in spite of 'never'");
+	sleeps = gtdp_nr_sleeps(tid) - sleeps;
+	TEST_ASSERT(sleeps <= 4, "With 'never', the follower woke %lu times", sleeps);
+
+	TEST_ASSERT(gtdp_set_param("global_tdp", "ask"), "It stays 'never'");
+	gtdp_wait_mapped(vm, nr_code + NR_PAGES + GTDP_REGION_PAGES);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG), 0);
+
+	gtdp_restore_params();
+	kvm_vm_free(vm);
+	gtdp_mem_free(&other);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+static bool test_never_early(void)
+{
+	return test_never(false);
+}
+
+static bool test_never_late(void)
+{
+	return test_never(true);
+}
+
 static void add_slots(struct kvm_vm *vm, struct gtdp_mem *mem, u64 nr_slots)
 {
 	u64 i;
 
 	for (i = 0; i < nr_slots; i++)
 		gtdp_add_slot(vm, GTDP_SLOT + i, 0, GTDP_GPA + i * MEM_SIZE, mem);
+}
+
+/*
+ * In the midst of a pass: it goes on later, wherever it was.  With a single CPU, too, run
+ * before the follower is done.
+ */
+static void never_vmm(void)
+{
+	const struct sched_param param = { .sched_priority = 1 };
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	int i, hits = 0;
+	u64 nr;
+
+	TEST_ASSERT(!sched_setscheduler(0, SCHED_FIFO, &param), "sched_setscheduler()");
+
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+
+	for (i = 0; i < 10 && hits < 2; i++) {
+		vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
+		gtdp_populate_code(vm);
+		nr = gtdp_nr_mapped(vm);
+		add_slots(vm, &mem, NR_SMALL);
+		gtdp_populate_async(vm, GTDP_GPA, NR_SMALL * MEM_SIZE);
+		__gtdp_wait_until(gtdp_nr_mapped(vm) != nr, POLL_USECS);
+		nr += NR_SMALL * NR_PAGES;
+
+		TEST_ASSERT(gtdp_set_param("global_tdp", "never"), "It can't be stopped");
+		usleep(SETTLE_USECS);
+		hits += gtdp_nr_mapped(vm) < nr;
+		TEST_ASSERT(gtdp_set_param("global_tdp", "always"), "It stays 'never'");
+		gtdp_wait_mapped(vm, nr);
+		kvm_vm_free(vm);
+	}
+
+	gtdp_restore_params();
+	TEST_ASSERT(hits, "The follower was always done before it was to stop");
+	gtdp_mem_free(&mem);
+	_exit(0);
+}
+
+static bool test_never_busy(void)
+{
+	if (access("/sys/module/kvm/parameters/global_tdp", W_OK)) {
+		ksft_print_msg("global_tdp can't be set\n");
+		return false;
+	}
+	gtdp_check_exit(gtdp_start(NULL, never_vmm));
+	return true;
 }
 
 /*
@@ -617,6 +732,9 @@ static const struct gtdp_test tests[] = {
 	{ "arriving, soon", test_arriving_soon },
 	{ "arriving, beside what is urgent", test_arriving_urgent },
 	{ "absent", test_absent },
+	{ "parameter is never", test_never_early },
+	{ "parameter is never, vCPU has run", test_never_late },
+	{ "parameter is never, in a pass", test_never_busy },
 	{ "asynchronous ioctl", test_async },
 	{ "stopped VMM", test_stopped_small },
 	{ "stopped VMM of a large VM", test_stopped_large },

@@ -109,11 +109,17 @@ static struct kvm_populate_memory populate_cached(struct kvm_vm *vm)
 	return populate(vm, GTDP_GPA, MEM_SIZE, KVM_POPULATE_PAGE_CACHE);
 }
 
+/* Whether all VMs have it. */
+static bool is_default(void)
+{
+	return gtdp_enabled_by_default() && get_kvm_param_bool("global_tdp_page_cache");
+}
+
 /* The faults of a guest that reads all of a file in the page cache. */
 static u64 count_faults(u64 features, enum gtdp_backing backing, u64 gpa,
 			     size_t offset)
 {
-	bool cached = features == GTDP_DEFAULT ? gtdp_enabled_by_default() :
+	bool cached = features == GTDP_DEFAULT ? is_default() :
 						 features & KVM_GLOBAL_TDP_PAGE_CACHE;
 	u64 faults, copied;
 	struct env env;
@@ -202,32 +208,6 @@ static bool test_written_first(void)
 	return true;
 }
 
-/* The host's administrator may turn off what faults do, at any time; not what is asked for. */
-static bool test_parameter(void)
-{
-	u64 faults, off;
-	struct env env;
-
-	if (!create(&env, AROUND | POPULATE, GTDP_FILE_PRIVATE, GTDP_GPA, 0))
-		return false;
-	fill_cache(&env.mem, 0, NR_PAGES, 1);
-	if (!gtdp_set_param("global_tdp_page_cache", "N")) {
-		destroy(&env);
-		return false;
-	}
-	off = gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES / 2, HOST_TAG);
-	TEST_ASSERT(off > 2 * NR_REGIONS, "%lu faults", off);
-	TEST_ASSERT_EQ(populate(env.vm, GTDP_GPA, SZ_2M, KVM_POPULATE_PAGE_CACHE).absent, 0);
-
-	gtdp_restore_params();
-	faults = gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA + MEM_SIZE / 2, NR_PAGES / 2,
-			  HOST_TAG + NR_PAGES / 2);
-	TEST_ASSERT_EQ(faults, NR_REGIONS);
-
-	destroy(&env);
-	return true;
-}
-
 /*
  * With the parameter on, others may be faster than the vCPU, but not slower; nor the
  * cause of another fault, but if they map the very page at the very moment.
@@ -236,9 +216,25 @@ static bool test_default(void)
 {
 	u64 faults = count_faults(GTDP_DEFAULT, GTDP_FILE_PRIVATE, GTDP_GPA, 0);
 
-	TEST_ASSERT(gtdp_enabled_by_default() ? faults <= 2 * NR_REGIONS + 1 :
-						 faults > 4 * NR_REGIONS,
+	TEST_ASSERT(is_default() ? faults <= 2 * NR_REGIONS + 1 : faults > 4 * NR_REGIONS,
 		    "%lu faults", faults);
+	return true;
+}
+
+/* With global_tdp=always, a parameter decides.  VMMs that ask have it in any case. */
+static bool test_parameter(void)
+{
+	if (!gtdp_set_param("global_tdp", "always") ||
+	    !gtdp_set_param("global_tdp_page_cache", "N")) {
+		gtdp_restore_params();
+		return false;
+	}
+	test_default();
+	TEST_ASSERT_EQ(count_faults(AROUND, GTDP_FILE_PRIVATE, GTDP_GPA, 0), 2 * NR_REGIONS);
+
+	TEST_ASSERT(gtdp_set_param("global_tdp_page_cache", "Y"), "It can't be turned on");
+	test_default();
+	gtdp_restore_params();
 	return true;
 }
 

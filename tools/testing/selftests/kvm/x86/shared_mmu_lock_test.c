@@ -6,6 +6,7 @@
  * logged and deleted meanwhile is what it would be otherwise.
  */
 #include <fcntl.h>
+#include <string.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -58,15 +59,16 @@ static u64 run(struct kvm_vcpu *vcpu)
 
 static struct param {
 	const char *path;
-	char initial;
+	char initial[16];
 } params[2];
 static int nr_params;
 
-static void write_param(const char *path, char value)
+static void write_param(const char *path, const char *value)
 {
 	int fd = open(path, O_WRONLY);
 
-	TEST_ASSERT(fd >= 0 && write(fd, &value, 1) == 1, "Can't write %s", path);
+	TEST_ASSERT(fd >= 0 && write(fd, value, strlen(value)) == strlen(value),
+		    "Can't write %s", path);
 	close(fd);
 }
 
@@ -83,7 +85,7 @@ static bool save_param(const char *path)
 	int fd = open(path, O_RDONLY);
 
 	param->path = path;
-	if (fd < 0 || read(fd, &param->initial, 1) != 1)
+	if (fd < 0 || read(fd, param->initial, sizeof(param->initial) - 1) < 1)
 		return false;
 
 	close(fd);
@@ -131,7 +133,7 @@ static u64 nr_zaps(void)
 }
 
 /* A VM with 16MiB, which the guest has read and written to, in huge pages. */
-static struct kvm_vm *create(struct kvm_vcpu **vcpu, char value)
+static struct kvm_vm *create(struct kvm_vcpu **vcpu, const char *value)
 {
 	struct kvm_vm *vm;
 
@@ -158,7 +160,7 @@ static u64 count_dirty(struct kvm_vm *vm)
 	return nr;
 }
 
-static void test_vm(char value, u64 steps)
+static void test_vm(const char *value, u64 steps)
 {
 	struct kvm_vcpu *vcpu;
 	struct kvm_vm *vm = create(&vcpu, value);
@@ -166,7 +168,7 @@ static void test_vm(char value, u64 steps)
 	int r;
 
 	/* The parameter is of VMs that are created later. */
-	write_param(SHARED_MMU_LOCK, value == 'Y' ? 'N' : 'Y');
+	write_param(SHARED_MMU_LOCK, *value == 'Y' ? "N" : "Y");
 
 	/* Huge pages are back as soon as logging ends. */
 	vm_mem_region_set_flags(vm, SLOT, KVM_MEM_LOG_DIRTY_PAGES);
@@ -208,9 +210,9 @@ int main(void)
 
 	/* VMs with Global TDP share mmu_lock in any case. */
 	if (save_param(GLOBAL_TDP))
-		write_param(GLOBAL_TDP, 'N');
+		write_param(GLOBAL_TDP, "N");
 
-	test_vm('N', 1);
-	test_vm('Y', 2);
+	test_vm("N", 1);
+	test_vm("Y", 2);
 	return 0;
 }

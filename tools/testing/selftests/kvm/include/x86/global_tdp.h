@@ -202,6 +202,7 @@ bool gtdp_has_zram_swap(u64 bytes);
 bool gtdp_write_file(const char *dir, const char *name, const char *text);
 /* A parameter of kvm.ko, which has its old value again when the program ends. */
 bool gtdp_set_param(const char *name, const char *value);
+bool gtdp_param_is(const char *name, const char *value);
 void gtdp_restore_params(void);
 char *gtdp_cgroup_create(const char *parent, const char *controller);
 u64 gtdp_cgroup_stat(const char *path, const char *name, const char *key);

@@ -136,7 +136,7 @@ void gtdp_require(u64 features)
 
 bool gtdp_enabled_by_default(void)
 {
-	return get_kvm_param_bool("global_tdp");
+	return gtdp_param_is("global_tdp", "always");
 }
 
 bool gtdp_is_chosen(const char *name, const char *part)
@@ -1088,12 +1088,33 @@ void gtdp_restore_params(void)
 	}
 }
 
-static bool save_param(const char *name)
+static bool read_param(const char *name, char *value, int size)
 {
-	static bool registered;
 	char path[PATH_MAX];
 	FILE *file;
 	bool found;
+
+	snprintf(path, sizeof(path), PARAMS "/%s", name);
+	file = fopen(path, "r");
+	if (!file)
+		return false;
+	found = fgets(value, size, file);
+	fclose(file);
+	return found;
+}
+
+bool gtdp_param_is(const char *name, const char *value)
+{
+	char is[16];
+
+	TEST_ASSERT(read_param(name, is, sizeof(is)), "%s can't be read", name);
+	is[strcspn(is, "\n")] = '\0';
+	return !strcmp(is, value);
+}
+
+static bool save_param(const char *name)
+{
+	static bool registered;
 	int i;
 
 	for (i = 0; i < nr_params; i++) {
@@ -1102,13 +1123,7 @@ static bool save_param(const char *name)
 	}
 	TEST_ASSERT(nr_params < MAX_PARAMS, "Too many parameters");
 
-	snprintf(path, sizeof(path), PARAMS "/%s", name);
-	file = fopen(path, "r");
-	if (!file)
-		return false;
-	found = fgets(params[nr_params].value, sizeof(params[nr_params].value), file);
-	fclose(file);
-	if (!found)
+	if (!read_param(name, params[nr_params].value, sizeof(params[nr_params].value)))
 		return false;
 	params[nr_params++].name = name;
 
