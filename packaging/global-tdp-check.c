@@ -920,7 +920,7 @@ static void show_lacks(void)
 		say("KVM_PRE_FAULT_MEMORY is missing in this kernel: Linux has it from 6.11 on.");
 	if (!host.features)
 		say("KVM_CAP_GLOBAL_TDP and KVM_POPULATE_MEMORY are missing: this KVM is without "
-		    "Global TDP, or the TDP MMU is off.");
+		    "Global TDP, the TDP MMU is off, or kvm.global_tdp is never.");
 	if (!has_thp())
 		say("Huge pages are unavailable: the host gave them to %d%% of the memory that asked "
 		    "for them; transparent_hugepage/enabled is %s.", thp_percent,

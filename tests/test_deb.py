@@ -914,7 +914,7 @@ class Status(_Host):
 
     def test_stopped(self) -> None:
         self.ours("always")
-        self.assert_status(1, "WARNING: stopped, for all VMs", "--stop")
+        self.assert_status(0, "OK: stopped, for all VMs", "--stop")
         self.assertEqual(
             (self.root / "sys/module/kvm/parameters/global_tdp").read_text(), "never\n"
         )

@@ -219,6 +219,8 @@ def _wrong(version: str, entry: Entry | None) -> str:
         return "never run"
     if entry.status:
         return "failed"
+    if entry.edits:
+        return "of a tree with edits"
     since = ("rev-list", "--count", f"{entry.commit}..HEAD", "--", f"patches/{version}/*.patch")
     with suppress(LabError):
         return f"older than {_OLD} commits of the series" * (int(Git(ROOT)(*since)) > _OLD)

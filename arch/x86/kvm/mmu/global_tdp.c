@@ -12,7 +12,7 @@
 
 #include <asm/memtype.h>
 
-/* Which VMs have it.  The first two are the values of a bool. */
+/* Which VMs have it. */
 enum gtdp_mode {
 	GTDP_ASK,	/* new ones whose VMM asks for it */
 	GTDP_ALWAYS,	/* all new ones */
@@ -25,23 +25,28 @@ static const char * const gtdp_modes[] = {
 	[GTDP_NEVER]	= "never",
 };
 
+/* Each is GTDP_ASK, or GTDP_ALWAYS in the second half. */
+static const char * const gtdp_bools[] = {
+	"0", "N", "n", "off", "1", "Y", "y", "on",
+};
+
 static enum gtdp_mode __read_mostly global_tdp = GTDP_ASK;
 
 static int gtdp_set_mode(const char *val, const struct kernel_param *kp)
 {
 	int mode = val ? sysfs_match_string(gtdp_modes, val) : GTDP_ALWAYS;
 	struct kvm *kvm;
-	bool always;
 
-	/* Try the names first: kstrtobool() takes "never" for "no". */
+	/* Not kstrtobool(), which takes "nevr" for "no". */
 	if (mode < 0) {
-		if (kstrtobool(val, &always))
-			return -EINVAL;
-		mode = always ? GTDP_ALWAYS : GTDP_ASK;
+		mode = sysfs_match_string(gtdp_bools, val);
+		if (mode < 0)
+			return mode;
+		mode = mode < ARRAY_SIZE(gtdp_bools) / 2 ? GTDP_ASK : GTDP_ALWAYS;
 	}
 	WRITE_ONCE(global_tdp, mode);
 
-	/* A VM is in the list from before it has a follower until after it has none. */
+	/* kvm_destroy_vm() takes the VM off the list before it stops the follower. */
 	guard(mutex)(&kvm_lock);
 	list_for_each_entry(kvm, &vm_list, vm_list) {
 		if (kvm_gtdp_ever_enabled(kvm))
@@ -63,7 +68,7 @@ static const struct kernel_param_ops gtdp_mode_ops = {
 
 module_param_cb(global_tdp, &gtdp_mode_ops, NULL, 0644);
 __MODULE_PARM_TYPE(global_tdp, "string");
-MODULE_PARM_DESC(global_tdp, "VMs whose TDP page tables are built ahead of their vCPUs' faults: always (all new ones), ask (those whose VMM asks), never (none, at once)");
+MODULE_PARM_DESC(global_tdp, "VMs whose TDP page tables are built ahead of their vCPUs' faults: always (all new ones), ask (those whose VMM asks), never (none; running VMs stop using it)");
 
 static bool __read_mostly global_tdp_page_cache;
 module_param(global_tdp_page_cache, bool, 0644);
@@ -497,7 +502,6 @@ static struct kvm_gtdp *gtdp_alloc(struct kvm *kvm)
 
 int kvm_gtdp_init_vm(struct kvm *kvm)
 {
-	/* Read once, as it may be changed at any time: a VM has all of it or nothing. */
 	if (READ_ONCE(global_tdp) != GTDP_ALWAYS || !kvm_gtdp_supported(kvm))
 		return 0;
 

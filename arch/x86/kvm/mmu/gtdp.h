@@ -160,7 +160,7 @@ struct kvm_gtdp {
 /* Is kvm.global_tdp "never"? */
 bool gtdp_is_stopped(void);
 
-/* The tracker goes on then: a later pass would not find a zap that it has missed. */
+/* The tracker records zaps then, too.  Otherwise a later pass would miss them. */
 static inline bool gtdp_follows(const struct kvm_gtdp *gtdp)
 {
 	return READ_ONCE(gtdp->features) & KVM_GLOBAL_TDP_FOLLOW;

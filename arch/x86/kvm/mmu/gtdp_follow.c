@@ -258,7 +258,7 @@ static bool gtdp_follower_fn(void *data)
 	bool urgent = READ_ONCE(gtdp->urgent);
 	long wait;
 
-	/* Whatever was to be done remains so.  Writing the parameter ends with a wakeup. */
+	/* Stopped: keep the state.  gtdp_set_mode() wakes the follower. */
 	if (gtdp_is_stopped())
 		return false;
 
@@ -392,8 +392,7 @@ void __kvm_gtdp_vcpu_runs(struct kvm *kvm)
 void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
 			     enum kvm_mr_change change)
 {
-	if (!gtdp_follows(kvm->arch.gtdp) ||
-	    change == KVM_MR_DELETE || slot->as_id)
+	if (!gtdp_follows(kvm->arch.gtdp) || change == KVM_MR_DELETE || slot->as_id)
 		return;
 
 	/* Starting to log gains nothing, ending it may gain huge pages. */

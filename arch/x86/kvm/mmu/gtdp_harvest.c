@@ -71,14 +71,11 @@ static void harvest_spte(struct gtdp_harvest *h, u64 *sptep, u64 spte, gfn_t gfn
 	if (!h->clear) {
 		bitmap_set(h->accessed, first, stop - first);
 	} else if (end <= h->end && find_next_zero_bit(h->accessed, stop, first) == stop) {
-		/* The page may be about to be freed: leave it to the zap. */
-		if (is_gfn_range_being_invalidated(h->kvm, gfn, end))
-			return;
-
 		mark_young(spte_to_pfn(spte));
 		h->flush = true;
-		/* If it has just changed, the next harvest may find the access again. */
-		try_cmpxchg64(sptep, &spte, spte & ~shadow_accessed_mask);
+		while ((spte & mask) == mask &&
+		       !try_cmpxchg64(sptep, &spte, spte & ~shadow_accessed_mask))
+			;
 	}
 }
 
@@ -110,9 +107,11 @@ static void harvest_root(struct gtdp_harvest *h, struct kvm_mmu_page *root)
 }
 
 /*
- * RCU keeps page tables that are zapped meanwhile.  Pages that a valid root maps stay until
- * mmu_lock is dropped unless they are being invalidated.  The pages of an invalid root may
- * not: the deletion of their memslot does not wait for readers after it has zapped them.
+ * RCU keeps page tables that are zapped meanwhile.  A page that a valid root maps stays
+ * until mmu_lock is dropped, even if it is being invalidated: before the host frees it,
+ * mmu_lock is acquired for write, by the zap itself or after it.  The pages of an invalid
+ * root may not stay: the deletion of their memslot does not wait for readers after it has
+ * zapped them.
  */
 static void harvest_roots(struct gtdp_harvest *h)
 {

@@ -176,7 +176,7 @@ static bool gtdp_scan_batch(struct gtdp_pass *pass)
 
 	guard(srcu)(&kvm->srcu);
 
-	/* What is left remains due, for if it is to go on. */
+	/* Regions that were not scanned stay due. */
 	if (!kvm_gtdp_has(kvm, ~0ull)) {
 		pass->partial = true;
 		return false;

@@ -167,7 +167,9 @@ static bool test_spellings(void)
 		{ "y", "always" }, { "n", "ask" }, { "on", "always" }, { "off", "ask" },
 		{ "never\n", "never" }, { "always\n", "always" }, { "ask\n", "ask" },
 	};
-	const char * const unknown[] = { "2", "-1", "sometimes", "ask never", "al" };
+	const char * const unknown[] = {
+		"2", "-1", "sometimes", "ask never", "al", "nevr", "Never", "none", "yes",
+	};
 	int i;
 
 	for (i = 0; i < ARRAY_SIZE(cases); i++) {

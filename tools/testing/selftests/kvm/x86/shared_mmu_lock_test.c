@@ -6,7 +6,6 @@
  * logged and deleted meanwhile is what it would be otherwise.
  */
 #include <fcntl.h>
-#include <string.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
