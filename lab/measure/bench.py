@@ -59,6 +59,9 @@ class Case:
     over_stock: float | None = None
     """Per cent over the same case on stock modules."""
 
+    beyond: tuple[str, float] | None = None
+    """Another case of ours, and by how many instructions a page it may be exceeded."""
+
     told: str = ""
     """How the row begins in which DOCUMENT has the figures."""
 
@@ -95,8 +98,11 @@ CASES = (
     ),
     Case("discard", "touched, discarded, stock modules", stock=True),
     Case("discard", "touched, discarded, feature off", over_stock=_OVER_STOCK),
+    Case("discard_unmapped", "not mapped, discarded"),
+    Case("discard_populated", "populated, discarded", beyond=("discard_unmapped", 100)),
     Case("end", "touched, the VM ends, stock modules", stock=True),
     Case("end", "touched, the VM ends, feature off", over_stock=_OVER_STOCK),
+    Case("end_populated", "populated, the VM ends"),
     _at_most("fault_around", "touch, fault-around", "first touch with"),
     _at_most("populate", "populate", "`KVM_POPULATE_MEMORY`"),
     Case("populate_touch", "populate, then touch", faults_at_most=1),
@@ -309,24 +315,28 @@ def judge(figures: Sequence[Figure]) -> list[tuple[Case, dict[str, Cell]]]:
             figure = known.get(("stock" if case.stock else "ours", case.name, backing))
             if not figure:
                 raise LabError(f"the benchmark has no figure for {case.name}, {backing}")
-            cells[backing] = _cell(case, figure, known.get(("stock", case.name, backing)))
+            whose, name = ("ours", case.beyond[0]) if case.beyond else ("stock", case.name)
+            cells[backing] = _cell(case, figure, known.get((whose, name, backing)))
         rows.append((case, cells))
     if not backings:
         raise LabError("the benchmark printed no figures")
     return rows
 
 
-def _cell(case: Case, figure: Figure, stock: Figure | None) -> Cell:
+def _cell(case: Case, figure: Figure, other: Figure | None) -> Cell:
     limit = case.at_most[list(BACKINGS).index(figure.backing)]
     if limit is not None:
         return Cell(figure, f"≤ {limit:g}", figure.ns_per_page <= limit)
     if case.faults_at_most is not None:
         target = f"≤ {case.faults_at_most} fault"
         return Cell(figure, target, figure.faults <= case.faults_at_most)
-    if case.over_stock is not None and stock:
-        over = (figure.ns_per_page / stock.ns_per_page - 1) * 100
+    if case.beyond and other:
+        more = figure.ns_per_page - other.ns_per_page
+        return Cell(figure, f"{more:+.1f}, ≤ {case.beyond[1]:g}", more <= case.beyond[1])
+    if case.over_stock is not None and other:
+        over = (figure.ns_per_page / other.ns_per_page - 1) * 100
         target = f"{over:+.2f} %, ≤ {case.over_stock} %"
-        least = figure.ns_per_page - stock.ns_per_page <= SPREAD_LEAST
+        least = figure.ns_per_page - other.ns_per_page <= SPREAD_LEAST
         return Cell(figure, target, least or over <= case.over_stock)
     return Cell(figure)
 
