@@ -258,20 +258,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(number, _interrupt)
     run = ledger.begin(args, parser().parse_args)
     try:
-        status, reason = args.run(args) or 0, ""
+        status, counted = args.run(args) or 0, True
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
-        status, reason = 1, str(error)
+        status, counted = 1, False
     except KeyboardInterrupt:
         print("lab: interrupted", file=sys.stderr)
         return 130
-    except Exception as error:
+    except Exception:
         # It is no reason to keep what an earlier run has recorded.
         if run:
-            run.end(1, repr(error))
+            run.end(1, counted=False)
         raise
     if run:
-        run.end(status, reason)
+        run.end(status, counted)
     return status
 
 

@@ -37,9 +37,6 @@ FOR_ONE = {
 }
 """Commands that only the oldest series has so far, and why."""
 
-_SAME = ("model",)
-"""Targets that are the same for all series: the oldest has their entry."""
-
 _DEBUG = "test-debug"
 TARGETS = (
     *("test", "test-broken", "cover", "model"),
@@ -65,15 +62,12 @@ class Entry:
     failed: int = 0
     skipped: int = 0
     edits: bool = False
-    """Whether there was something in the tree that the commit has not."""
-
-    error: str = ""
-    """What the run ended with before there were results, if so."""
+    """Whether the tree had uncommitted changes."""
 
     def __str__(self) -> str:
         counts = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
         came = counts if self.passed + self.failed else "failed" if self.status else "passed"
-        came = f"**{'error' if self.error else came}**" if self.status else came
+        came = f"**{came}**" if self.status else came
         return f"{came}: {self.commit[:8]}{' with edits' * self.edits}, {self.date}"
 
 
@@ -89,18 +83,16 @@ class Run:
     commit: str
     edits: bool
 
-    def end(self, status: int, error: str = "") -> None:
+    def end(self, status: int, counted: bool = True) -> None:
         """Write down what came of it: of each target what its parts, or else all, say."""
         at = (self.commit, datetime.datetime.now(datetime.UTC).date())
-        # Where an error came from is of no interest elsewhere, and is another path there.
-        error = "".join(filter(str.isprintable, error.replace(f"{ROOT}/", "")))[:200]
         with locked("ledger", paths.SHARED):
             entries = load()
             for target in self.targets:
-                counts = Counter() if error else _counts(target)
+                counts = _counts(target) if counted else Counter()
                 red = report.status(counts) if len(self.targets) > 1 else status
                 numbers = {str(state): counts[state] for state in State}
-                entry = Entry(*at, red, **numbers, edits=self.edits, error=error)
+                entry = Entry(*at, red, **numbers, edits=self.edits)
                 entries[paths.VERSION, target] = entry
             FILE.write_text("".join(_toml(entries)))
             write_table()
@@ -134,7 +126,8 @@ def begin(
 def is_of(version: str, target: str) -> bool:
     """Whether a series has an entry for it."""
     return target in TARGETS and (
-        version == VERSIONS[0] or (target not in _SAME and target not in FOR_ONE)
+        # The model is the same for all series: the oldest has its entry.
+        version == VERSIONS[0] or (target != "model" and target not in FOR_ONE)
     )
 
 

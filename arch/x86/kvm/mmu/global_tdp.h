@@ -32,7 +32,7 @@ static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features)
 	return unlikely(kvm->arch.gtdp) && __kvm_gtdp_has(kvm, features);
 }
 
-/* Has the VM any feature?  How it is zapped goes by that, whatever kvm.global_tdp is. */
+/* Has the VM any feature?  The deletion of memslots depends on that, not on the parameter. */
 bool __kvm_gtdp_enabled(struct kvm *kvm);
 static inline bool kvm_gtdp_enabled(struct kvm *kvm)
 {

@@ -391,62 +391,12 @@ static void add_slots(struct kvm_vm *vm, struct gtdp_mem *mem, u64 nr_slots)
 }
 
 /*
- * In the midst of a pass: it goes on later, wherever it was.  With a single CPU, too, run
- * before the follower is done.
+ * Be stopped, by a signal or by global_tdp=never, while the follower is at work, until
+ * it was hit, and have it finish what it was doing.  Nothing but the call tells it that
+ * there is something to do: no vCPU has run, and it has got over the memory that arrived
+ * before.
  */
-static void never_vmm(void)
-{
-	const struct sched_param param = { .sched_priority = 1 };
-	struct kvm_vcpu *vcpu;
-	struct gtdp_mem mem;
-	struct kvm_vm *vm;
-	int i, hits = 0;
-	u64 nr;
-
-	TEST_ASSERT(!sched_setscheduler(0, SCHED_FIFO, &param), "sched_setscheduler()");
-
-	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
-	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
-
-	for (i = 0; i < 10 && hits < 2; i++) {
-		vm = gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, 1, &vcpu);
-		gtdp_populate_code(vm);
-		nr = gtdp_nr_mapped(vm);
-		add_slots(vm, &mem, NR_SMALL);
-		gtdp_populate_async(vm, GTDP_GPA, NR_SMALL * MEM_SIZE);
-		__gtdp_wait_until(gtdp_nr_mapped(vm) != nr, POLL_USECS);
-		nr += NR_SMALL * NR_PAGES;
-
-		TEST_ASSERT(gtdp_set_param("global_tdp", "never"), "It can't be stopped");
-		usleep(SETTLE_USECS);
-		hits += gtdp_nr_mapped(vm) < nr;
-		TEST_ASSERT(gtdp_set_param("global_tdp", "always"), "It stays 'never'");
-		gtdp_wait_mapped(vm, nr);
-		kvm_vm_free(vm);
-	}
-
-	gtdp_restore_params();
-	TEST_ASSERT(hits, "The follower was always done before it was to stop");
-	gtdp_mem_free(&mem);
-	_exit(0);
-}
-
-static bool test_never_busy(void)
-{
-	if (access("/sys/module/kvm/parameters/global_tdp", W_OK)) {
-		ksft_print_msg("global_tdp can't be set\n");
-		return false;
-	}
-	gtdp_check_exit(gtdp_start(NULL, never_vmm));
-	return true;
-}
-
-/*
- * Be stopped while the follower is at work, until it was hit, and have it finish
- * what it was doing.  Nothing but the call tells it that there is something to
- * do: no vCPU has run, and it has got over the memory that arrived before.
- */
-static void stopped_vmm(u64 nr_slots)
+static void stopped_vmm(u64 nr_slots, bool never)
 {
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
@@ -473,26 +423,49 @@ static void stopped_vmm(u64 nr_slots)
 
 		gtdp_populate_async(vm, GTDP_GPA, nr_slots * MEM_SIZE);
 		__gtdp_wait_until(gtdp_nr_mapped(vm) != nr_code, POLL_USECS);
-		raise(SIGSTOP);
+		if (never) {
+			TEST_ASSERT(gtdp_set_param("global_tdp", "never"), "It can't be stopped");
+			usleep(SETTLE_USECS);
+		} else {
+			raise(SIGSTOP);
+		}
 		hits += gtdp_nr_mapped(vm) < nr;
 
+		if (never)
+			TEST_ASSERT(gtdp_set_param("global_tdp", "always"), "It stays 'never'");
 		gtdp_wait_mapped(vm, nr);
 		kvm_vm_free(vm);
 	}
 
 	TEST_ASSERT(hits, "The follower was always done before it was stopped");
+	gtdp_restore_params();
 	gtdp_mem_free(&mem);
 	_exit(0);
 }
 
 static void small_stopped_vmm(void)
 {
-	stopped_vmm(NR_SMALL);
+	stopped_vmm(NR_SMALL, false);
 }
 
 static void large_stopped_vmm(void)
 {
-	stopped_vmm(NR_LARGE);
+	stopped_vmm(NR_LARGE, false);
+}
+
+static void never_vmm(void)
+{
+	stopped_vmm(NR_SMALL, true);
+}
+
+static bool test_never_busy(void)
+{
+	if (access("/sys/module/kvm/parameters/global_tdp", W_OK)) {
+		ksft_print_msg("global_tdp can't be set\n");
+		return false;
+	}
+	gtdp_check_exit(gtdp_start(NULL, never_vmm));
+	return true;
 }
 
 static bool test_stopped(void (*vmm)(void))
