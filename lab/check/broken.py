@@ -1,4 +1,4 @@
-"""make test-broken: break each promise of the series in turn, and see a test notice.
+"""make test WHAT=broken: break each promise of the series in turn, and see a test notice.
 
 tests/broken/ has a patch a promise; its head, lines of "Name: text", says what is to happen:
 

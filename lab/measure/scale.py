@@ -1,4 +1,4 @@
-"""make bench-scale: what large VMs cost, by a model, which is checked where it can be.
+"""make bench WHAT=scale: what large VMs cost, by a model, which is checked where it can be.
 
 Two emulated machines, our modules, global_tdp_scale_bench:
 
