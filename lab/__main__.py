@@ -20,6 +20,7 @@ from lab.check import (
     ledger,
     lint,
     model,
+    noticed,
     nvdimm,
     package,
     qtest,
@@ -62,6 +63,7 @@ def _series(_: argparse.Namespace) -> None:
 
 def _refresh(_: argparse.Namespace) -> None:
     refresh.refresh()
+    noticed.write()
 
 
 def _modules(args: argparse.Namespace) -> None:
@@ -122,7 +124,7 @@ def _lint(_: argparse.Namespace) -> None:
 
 
 def _docs(_: argparse.Namespace) -> int:
-    ledger.SHOWN.write()
+    noticed.write()
     return docs.build()
 
 

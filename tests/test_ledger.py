@@ -15,7 +15,7 @@ from unittest import mock
 
 from lab import __main__ as lab
 from lab import paths
-from lab.check import ledger, pages, report
+from lab.check import ledger, noticed, pages, report
 from lab.check.outcome import Outcome, State
 from lab.check.report import Part
 from lab.error import LabError
@@ -196,7 +196,9 @@ class Ledger(unittest.TestCase):
 class Here(unittest.TestCase):
     """What this repository has."""
 
-    def test_the_page_shows_it(self) -> None:
+    def test_the_page_shows_them(self) -> None:
+        """The ledger, and the map of tests that notice."""
+        noticed.SHOWN.check()
         with redirect_stdout(io.StringIO()):
             ledger.check()
 
