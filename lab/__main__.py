@@ -53,21 +53,9 @@ WITHOUT_PATCHES = (
 """What there is to do before a series has its first patch."""
 
 
-def _tree(_: argparse.Namespace) -> None:
-    tree.compose()
-
-
-def _series(_: argparse.Namespace) -> None:
-    series.export_and_check()
-
-
 def _refresh(_: argparse.Namespace) -> None:
     refresh.refresh()
     noticed.write()
-
-
-def _modules(args: argparse.Namespace) -> None:
-    modules.build(checked=args.checked)
 
 
 def _deb(_: argparse.Namespace) -> None:
@@ -76,10 +64,6 @@ def _deb(_: argparse.Namespace) -> None:
 
 def _qemu(_: argparse.Namespace) -> None:
     qemu.build()
-
-
-def _selftests(_: argparse.Namespace) -> None:
-    selftests.build()
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -117,10 +101,6 @@ def _run_on_bochs(args: argparse.Namespace) -> int:
     if done.died:
         raise LabError(done.died)
     return done.status
-
-
-def _lint(_: argparse.Namespace) -> None:
-    lint.lint()
 
 
 def _docs(_: argparse.Namespace) -> int:
@@ -201,15 +181,14 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    add("tree", _tree, "compose the kernel tree in build/linux")
-    add("series", _series, "export the mailable series to build/series and check it")
+    add("tree", lambda _: tree.compose(), "compose the kernel tree in build/linux")
+    add("series", lambda _: series.export_and_check(), "export the mailable series, check it")
     add("refresh", _refresh, "take commits in build/linux back into patches/")
-    building = add("modules", _modules, "build the KVM modules into build/modules")
-    building.add_argument(
-        "--checked", action="store_true", help="with assertions, into build/checked"
-    )
+    building = add("modules", lambda args: modules.build(checked=args.checked), "build KVM")
+    text = "with assertions, into build/checked"
+    building.add_argument("--checked", action="store_true", help=text)
     add("deb", _deb, "build the package kvm-global-tdp-dkms into build/")
-    add("selftests", _selftests, "build KVM's selftests into build/selftests")
+    add("selftests", lambda _: selftests.build(), "build KVM's selftests into build/selftests")
     add("docs", _docs, "build the HTML of the documentation; no new warning")
     add("clean", _clean, "remove build/, unless it holds edits")
     suite.configure(add("test", suite.run, "run all tests: the series' and the kernel's own"))
@@ -220,7 +199,7 @@ def parser() -> argparse.ArgumentParser:
             configure(add(f"{name} {what}", target, text))
     demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
     add("qemu", _qemu, "build QEMU with the patches of integration/qemu")
-    add("lint", _lint, "look through the lab with ruff, the series with checkpatch, sparse")
+    add("lint", lambda _: lint.lint(), "look through the lab and the series for what is wrong")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top
 
