@@ -28,29 +28,17 @@ from lab.check import (
     stress,
     suite,
 )
-from lab.check.ledger import FOR_ONE, shown
+from lab.check.ledger import FOR_ONE
 from lab.demo import cli as demo
 from lab.error import LabError
 from lab.machine import ept, npt, runs
 from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
 from lab.measure import bench, bulk, dax, locking, perf, reclaim, scale, sparse, working_set
-from lab.source import docs, patches, refresh, series, tree
+from lab.source import docs, refresh, series, tree
 
 Configure = Callable[[argparse.ArgumentParser], None]
 Target = Callable[[argparse.Namespace], int | None]
-
-WITHOUT_PATCHES = (
-    "tree",
-    "refresh",
-    "modules",
-    "selftests",
-    "run",
-    "clean",
-    "qemu",
-    "test model",
-)
-"""What there is to do before a series has its first patch."""
 
 
 def _refresh(_: argparse.Namespace) -> None:
@@ -226,11 +214,6 @@ def not_yet(command: str) -> str:
     """Return why there is no such command for the chosen series, "" if there is."""
     if paths.VERSIONS[0] != paths.VERSION and command in FOR_ONE:
         return f"{FOR_ONE[command]} for Linux {paths.VERSIONS[0]} only, not {paths.VERSION} yet"
-    if command not in WITHOUT_PATCHES and not patches.series():
-        return (
-            f"{tree.FOLDER} has no patch yet, which make {shown(command)} takes: "
-            "so far, there is make tree, modules, selftests and lab, and make refresh"
-        )
     return ""
 
 

@@ -18,20 +18,18 @@ class Shown:
 
     def write(self) -> None:
         """Put the table there as it is now."""
-        before, _, after = self._parts()
-        LAB.write_text(f"{before}{self.table()}{after}")
+        LAB.write_text(self._text())
 
     def check(self) -> None:
         """LabError if the page has another."""
-        if self._parts()[1] != self.table():
+        if LAB.read_text() != self._text():
             raise LabError(f"lab/README.md: {self.name} is not up to date: make docs")
 
-    def _parts(self) -> tuple[str, str, str]:
-        """Return the text before, in and after the table."""
+    def _text(self) -> str:
         begin = f"<!-- {self.name}: written by the lab -->\n"
         end = f"<!-- end of {self.name} -->\n"
         before, begun, rest = LAB.read_text().partition(begin)
-        shown, ended, after = rest.partition(end)
+        _, ended, after = rest.partition(end)
         if not (begun and ended):
             raise LabError(f"lab/README.md has no lines {begin.strip()} and {end.strip()}")
-        return before + begun, shown, ended + after
+        return f"{before}{begin}{self.table()}{end}{after}"
