@@ -20,6 +20,7 @@ from lab.check import (
     ledger,
     lint,
     model,
+    noticed,
     nvdimm,
     package,
     qtest,
@@ -34,31 +35,15 @@ from lab.machine import ept, npt, runs
 from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
 from lab.measure import bench, bulk, dax, locking, perf, reclaim, scale, sparse, working_set
-from lab.source import docs, patches, refresh, series, tree
+from lab.source import docs, refresh, series, tree
 
+Configure = Callable[[argparse.ArgumentParser], None]
 Target = Callable[[argparse.Namespace], int | None]
-
-WITHOUT_PATCHES = (
-    *("tree", "refresh", "modules", "selftests", "run", "clean", "qemu", "model"),
-    "ledger",
-)
-"""What there is to do before a series has its first patch."""
-
-
-def _tree(_: argparse.Namespace) -> None:
-    tree.compose()
-
-
-def _series(_: argparse.Namespace) -> None:
-    series.export_and_check()
 
 
 def _refresh(_: argparse.Namespace) -> None:
     refresh.refresh()
-
-
-def _modules(args: argparse.Namespace) -> None:
-    modules.build(checked=args.checked)
+    noticed.write()
 
 
 def _deb(_: argparse.Namespace) -> None:
@@ -67,10 +52,6 @@ def _deb(_: argparse.Namespace) -> None:
 
 def _qemu(_: argparse.Namespace) -> None:
     qemu.build()
-
-
-def _selftests(_: argparse.Namespace) -> None:
-    selftests.build()
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -110,17 +91,17 @@ def _run_on_bochs(args: argparse.Namespace) -> int:
     return done.status
 
 
-def _lint(_: argparse.Namespace) -> None:
-    lint.lint()
-
-
-def _ledger(_: argparse.Namespace) -> None:
-    ledger.write_table()
-    ledger.check()
-
-
 def _docs(_: argparse.Namespace) -> int:
+    noticed.write()
     return docs.build()
+
+
+def _only(part: str) -> Configure:
+    def configure(command: argparse.ArgumentParser) -> None:
+        suite.configure(command)
+        command.set_defaults(only=[part])
+
+    return configure
 
 
 def _clean(_: argparse.Namespace) -> None:
@@ -136,6 +117,47 @@ def _clean(_: argparse.Namespace) -> None:
     shutil.rmtree(paths.BUILD)
 
 
+WHATS: dict[str, dict[str, tuple[Configure, Target, str]]] = {
+    "test": {
+        "broken": (broken.configure, broken.run, "break each promise, see a test notice"),
+        "debug": (debug.configure, debug.run, "run the series' tests in a debug kernel"),
+        "cover": (cover.configure, cover.run, "show which lines of the series tests execute"),
+        "model": (model.configure, model.run, "prove the protocol with spin, and break it"),
+        "bisect": (bisect.configure, bisect.run, "build and boot after every patch"),
+        "stress": (stress.configure, stress.run, "run the churn test for long"),
+        "fuzz": (stress.configure_fuzz, stress.fuzz, "hand random arguments to the ioctls"),
+        "package": (package.configure, package.run, "install, use, remove it on Debian"),
+        "qemu": (qtest.configure, qtest.run, "run QEMU's tests of integration/qemu"),
+        "assigned": (assigned.configure, assigned.run, "run guests with an assigned drive"),
+        "nvdimm": (nvdimm.configure, nvdimm.run, "run guests with an NVDIMM, cut the power"),
+        "rust": (rust.configure, rust.run, "run the crate, its examples, a C program"),
+        "tools": (_only("tools"), suite.run, "run the bpftrace tools"),
+        "host-check": (_only("host"), suite.run, "run packaging/global-tdp-check"),
+    },
+    "bench": {
+        "bulk": (bulk.configure, bulk.run, "tell what many VMs at rest cost"),
+        "dax": (dax.configure, dax.run, "count instructions a page of a vNVDIMM"),
+        "locking": (locking.configure, locking.run, "time what a vCPU's fault waits for"),
+        "perf": (perf.configure, perf.run, "run KVM's own perf tests for 1 to 8 vCPUs"),
+        "reclaim": (reclaim.configure, reclaim.run, "count reclaim of a file of many VMs"),
+        "scale": (scale.configure, scale.run, "model what large VMs cost, and check that"),
+        "sparse": (sparse.configure, sparse.run, "count for guests that want few pages"),
+        "working-set": (working_set.configure, working_set.run, "count for recorded guests"),
+    },
+}
+"""What `make test WHAT=…` and `make bench WHAT=…` can run: the commands "test broken" etc."""
+
+
+def words(argv: Sequence[str]) -> list[str]:
+    """Return the command line with WHAT as a part of its command; LabError if there is none."""
+    name, what = (*argv, "", "")[:2]
+    if name not in WHATS or not what or what.startswith("-"):
+        return list(argv)
+    if what not in WHATS[name]:
+        raise LabError(f"make {name} has no WHAT={what}: choose {', '.join(WHATS[name])}")
+    return [f"{name} {what}", *argv[2:]]
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     text = "Compose the kernel tree, build it, boot it, test it."
@@ -147,63 +169,27 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    add("tree", _tree, "compose the kernel tree in build/linux")
-    add("series", _series, "export the mailable series to build/series and check it")
+    add("tree", lambda _: tree.compose(), "compose the kernel tree in build/linux")
+    add("series", lambda _: series.export_and_check(), "export the mailable series, check it")
     add("refresh", _refresh, "take commits in build/linux back into patches/")
-    building = add("modules", _modules, "build the KVM modules into build/modules")
-    building.add_argument(
-        "--checked", action="store_true", help="with assertions, into build/checked"
-    )
+    building = add("modules", lambda args: modules.build(checked=args.checked), "build KVM")
+    text = "with assertions, into build/checked"
+    building.add_argument("--checked", action="store_true", help=text)
     add("deb", _deb, "build the package kvm-global-tdp-dkms into build/")
-    package.configure(add("test-package", package.run, "install, use, remove it on Debian"))
-    qtest.configure(add("test-qemu", qtest.run, "run QEMU's tests of integration/qemu"))
-    text = "run guests with an assigned drive while their host does what it may"
-    assigned.configure(add("test-assigned", assigned.run, text))
-    text = "run guests with an NVDIMM, cut the power, see what is left"
-    nvdimm.configure(add("test-nvdimm", nvdimm.run, text))
-    text = "run what VMM developers are given: the crate, its examples, a C program"
-    rust.configure(add("test-rust", rust.run, text))
-    add("selftests", _selftests, "build KVM's selftests into build/selftests")
+    add("selftests", lambda _: selftests.build(), "build KVM's selftests into build/selftests")
     add("docs", _docs, "build the HTML of the documentation; no new warning")
     add("clean", _clean, "remove build/, unless it holds edits")
     suite.configure(add("test", suite.run, "run all tests: the series' and the kernel's own"))
     suite.configure_check(add("check", suite.check, "run the series' tests on NPT"))
-    stress.configure(add("stress", stress.run, "run the churn test for long"))
-    stress.configure_fuzz(add("fuzz", stress.fuzz, "hand random arguments to the interfaces"))
-    text = "break each promise of the series, see a test notice"
-    broken.configure(add("test-broken", broken.run, text))
-    text = "have git am take the series, build and boot after every patch"
-    bisect.configure(add("bisect", bisect.run, text))
-    text = "prove the protocol with spin, find what is broken in it on purpose"
-    model.configure(add("model", model.run, text))
-    debug.configure(add("test-debug", debug.run, "run the series' tests in a debug kernel"))
-    text = "show which lines of the series its tests execute"
-    cover.configure(add("cover", cover.run, text))
-    _add_benches(add)
+    bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
+    for name, whats in WHATS.items():
+        for what, (configure, target, text) in whats.items():
+            configure(add(f"{name} {what}", target, text))
     demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
     add("qemu", _qemu, "build QEMU with the patches of integration/qemu")
-    add("lint", _lint, "look through the lab with ruff, the series with checkpatch, sparse")
-    add("ledger", _ledger, "have README show docs/ledger.toml; say what is to be run anew")
+    add("lint", lambda _: lint.lint(), "look through the lab and the series for what is wrong")
     _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
     return top
-
-
-def _add_benches(add: Callable[[str, Target, str], argparse.ArgumentParser]) -> None:
-    bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
-    bulk.configure(add("bench-bulk", bulk.run, "tell what many VMs at rest cost, off and on"))
-    dax.configure(add("bench-dax", dax.run, "count them for a vNVDIMM, stock and ours"))
-    text = "count what it takes to reclaim a file that many VMs have, off and on"
-    reclaim.configure(add("bench-reclaim", reclaim.run, text))
-    text = "count it for guests that want few of their pages, off and on"
-    sparse.configure(add("bench-sparse", sparse.run, text))
-    text = "count it for guests of which it was recorded what they need"
-    working_set.configure(add("bench-working-set", working_set.run, text))
-    text = "time what a vCPU's fault waits for, stock and ours"
-    locking.configure(add("bench-locking", locking.run, text))
-    text = "run KVM's own perf tests for 1 to 8 vCPUs, stock and ours"
-    perf.configure(add("bench-perf", perf.run, text))
-    text = "model what large VMs cost, and check that where it can be"
-    scale.configure(add("bench-scale", scale.run, text))
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
@@ -228,11 +214,6 @@ def not_yet(command: str) -> str:
     """Return why there is no such command for the chosen series, "" if there is."""
     if paths.VERSIONS[0] != paths.VERSION and command in FOR_ONE:
         return f"{FOR_ONE[command]} for Linux {paths.VERSIONS[0]} only, not {paths.VERSION} yet"
-    if command not in WITHOUT_PATCHES and not patches.series():
-        return (
-            f"{tree.FOLDER} has no patch yet, which make {command} is about: so far, there is "
-            "make tree, modules, selftests and lab, and make refresh"
-        )
     return ""
 
 
@@ -248,9 +229,12 @@ def _interrupt(*_: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; an error a user can mend is one line."""
-    args = parser().parse_args(argv)
-    if reason := not_yet(args.command):
-        print(f"lab: {reason}", file=sys.stderr)
+    try:
+        args = parser().parse_args(words(sys.argv[1:] if argv is None else argv))
+        if reason := not_yet(args.command):
+            raise LabError(reason)
+    except LabError as error:
+        print(f"lab: {error}", file=sys.stderr)
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # nohup ignores the last.

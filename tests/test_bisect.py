@@ -1,4 +1,4 @@
-"""Which patches `make bisect` tries."""
+"""Which patches `make test WHAT=bisect` tries."""
 
 import argparse
 import unittest

@@ -1,4 +1,4 @@
-"""What make cover says must be true: unit tests of its judgement."""
+"""What make test WHAT=cover says must be true: unit tests of its judgement."""
 
 import io
 import tempfile

@@ -1,4 +1,4 @@
-"""What `make test-debug` holds against the series, and what not."""
+"""What `make test WHAT=debug` holds against the series, and what not."""
 
 import itertools
 import os

@@ -4,6 +4,7 @@ import argparse
 import datetime
 import io
 import os
+import re
 import subprocess
 import tempfile
 import unittest
@@ -14,10 +15,11 @@ from unittest import mock
 
 from lab import __main__ as lab
 from lab import paths
-from lab.check import ledger, report
+from lab.check import ledger, noticed, pages, report
 from lab.check.outcome import Outcome, State
 from lab.check.report import Part
 from lab.error import LabError
+from lab.paths import ROOT
 
 SOME = Counter({State.PASSED: 3, State.SKIPPED: 1})
 
@@ -29,10 +31,12 @@ class Ledger(unittest.TestCase):
         self.root = Path(self.enterContext(tempfile.TemporaryDirectory()))
         (self.root / "docs").mkdir()
         (self.root / "patches" / "6.12").mkdir(parents=True)
-        self.readme = self.root / "README.md"
-        self.readme.write_text(f"above\n{ledger.BEGIN}{ledger.END}below\n")
-        known = {"FILE": self.root / "docs" / "ledger.toml", "README": self.readme}
-        self.enterContext(mock.patch.multiple(ledger, ROOT=self.root, **known))
+        self.page = self.root / "README.md"
+        begin = "<!-- the ledger: written by the lab -->"
+        self.page.write_text(f"above\n{begin}\n<!-- end of the ledger -->\nbelow\n")
+        file = self.root / "docs" / "ledger.toml"
+        self.enterContext(mock.patch.multiple(ledger, ROOT=self.root, FILE=file))
+        self.enterContext(mock.patch.object(pages, "LAB", self.page))
         chosen = {"SHARED": self.root / "build", "VERSION": "6.12", "TESTS_OF": "6.12"}
         self.enterContext(
             mock.patch.multiple(paths, LINUX=self.root / "build" / "linux", **chosen)
@@ -74,37 +78,38 @@ class Ledger(unittest.TestCase):
 
     def test_what_came_of_a_run_is_written(self) -> None:
         report.ENDED.update(SOME)
-        self.assertEqual(self.run_it("cover"), 0)
+        self.assertEqual(self.run_it("test", "cover"), 0)
         (key, entry), *more = ledger.load().items()
-        self.assertEqual((key, more), (("6.12", "cover"), []))
+        self.assertEqual((key, more), (("6.12", "test cover"), []))
         self.assertEqual((entry.passed, entry.failed, entry.skipped), (3, 0, 1))
         self.assertFalse(entry.edits)
         self.assertEqual(entry.date, datetime.datetime.now(datetime.UTC).date())
-        row = f"| `cover` | 3 passed, 0 failed, 1 skipped: {entry.commit[:8]}, {entry.date} |"
-        self.assertIn(row, self.readme.read_text())
-        self.assertIn("| `fuzz` | never | never |", self.readme.read_text())
-        self.assertTrue(self.readme.read_text().startswith("above\n"))
-        self.assertTrue(self.readme.read_text().endswith("below\n"))
+        came = f"3 passed, 0 failed, 1 skipped: {entry.commit[:8]}, {entry.date}"
+        row = f"| `test WHAT=cover` | {came} |"
+        self.assertIn(row, self.page.read_text())
+        self.assertIn("| `test WHAT=fuzz` | never | never |", self.page.read_text())
+        self.assertTrue(self.page.read_text().startswith("above\n"))
+        self.assertTrue(self.page.read_text().endswith("below\n"))
 
     def test_what_is_written_is_no_edit(self) -> None:
         """Others are."""
         self.run_it("demo")
-        self.run_it("fuzz")
-        self.assertFalse(ledger.load()["6.12", "fuzz"].edits)
+        self.run_it("test", "fuzz")
+        self.assertFalse(ledger.load()["6.12", "test fuzz"].edits)
         (self.root / "patches" / "6.12" / "new.patch").write_text("a")
-        self.run_it("fuzz")
-        self.assertTrue(ledger.load()["6.12", "fuzz"].edits)
-        self.assertIn(" with edits, ", self.readme.read_text())
+        self.run_it("test", "fuzz")
+        self.assertTrue(ledger.load()["6.12", "test fuzz"].edits)
+        self.assertIn(" with edits, ", self.page.read_text())
 
     def test_a_part_of_a_target_is_not_the_target(self) -> None:
         for words in (
             ("test", "--only", "npt"),
             ("test", "--tests", "global_tdp_api_test"),
-            ("test-broken", "--only", "uffd"),
-            ("test-package", "bookworm"),
+            ("test", "broken", "--only", "uffd"),
+            ("test", "package", "bookworm"),
             ("demo", "--backend", "memfd"),
-            ("stress", "--seconds", "5"),
-            ("test-debug", "--stock"),
+            ("test", "stress", "--seconds", "5"),
+            ("test", "debug", "--stock"),
             ("check",),
         ):
             self.run_it(*words)
@@ -116,7 +121,7 @@ class Ledger(unittest.TestCase):
         self.assertEqual(ledger.load(), {})
 
     def test_an_interrupted_run_is_none(self) -> None:
-        self.assertEqual(self.run_it("fuzz", ends=KeyboardInterrupt()), 130)
+        self.assertEqual(self.run_it("test", "fuzz", ends=KeyboardInterrupt()), 130)
         self.assertEqual(ledger.load(), {})
 
     def test_an_error_is_red(self) -> None:
@@ -126,60 +131,64 @@ class Ledger(unittest.TestCase):
         entry = ledger.load()["6.12", "bench"]
         self.assertEqual((entry.status, entry.passed), (1, 0))
         with self.assertRaises(ValueError):
-            self.run_it("bench-dax", ends=ValueError())
-        self.assertIn("6.12, failed: bench, bench-dax\n", self.said())
+            self.run_it("bench", "dax", ends=ValueError())
+        self.assertIn("6.12, failed: bench, bench WHAT=dax\n", self.said())
 
     def test_backends_of_a_debug_kernel_are_apart(self) -> None:
         bad = [Outcome("a", State.FAILED)]
         report.TOLD.append(Part("lockdep kernel, NPT, a", [Outcome("a", State.PASSED)] * 2))
         report.TOLD.append(Part("lockdep kernel, EPT, a", bad))
-        self.run_it("test-debug", ends=1)
-        npt, ept = (ledger.load()["6.12", f"test-debug lockdep {of}"] for of in ("npt", "ept"))
+        self.run_it("test", "debug", ends=1)
+        npt, ept = (ledger.load()["6.12", f"test debug lockdep {of}"] for of in ("npt", "ept"))
         self.assertEqual((npt.status, npt.passed, npt.failed), (0, 2, 0))
         self.assertEqual((ept.status, ept.passed, ept.failed), (1, 0, 1))
-        self.run_it("test-debug", "--kind", "kcsan", "--backend", "npt")
+        self.run_it("test", "debug", "--kind", "kcsan", "--backend", "npt")
         known = {target for _, target in ledger.load() if "kcsan" in target}
-        self.assertEqual(known, {"test-debug kcsan npt"})
+        self.assertEqual(known, {"test debug kcsan npt"})
 
     def test_series_are_apart(self) -> None:
-        self.run_it("fuzz", ends=1)
+        self.run_it("test", "fuzz", ends=1)
         with mock.patch.multiple(paths, VERSION="7.3", TESTS_OF="7.3"):
-            self.run_it("fuzz")
-            self.run_it("model")
+            self.run_it("test", "fuzz")
+            self.run_it("test", "model")
         found = {key: entry.status for key, entry in ledger.load().items()}
-        self.assertEqual(found, {("6.12", "fuzz"): 1, ("7.3", "fuzz"): 0})
+        self.assertEqual(found, {("6.12", "test fuzz"): 1, ("7.3", "test fuzz"): 0})
 
     def test_the_commit_is_the_one_that_was_begun_with(self) -> None:
-        run = ledger.begin(lab.parser().parse_args(["fuzz"]), lab.parser().parse_args)
+        run = ledger.begin(lab.parser().parse_args(["test fuzz"]), lab.parser().parse_args)
         self.commit()
         assert run
         run.end(0)
         head = ledger.Git(self.root).commit()
-        self.assertFalse(head.startswith(ledger.load()["6.12", "fuzz"].commit))
+        self.assertFalse(head.startswith(ledger.load()["6.12", "test fuzz"].commit))
 
     def test_lint_warns(self) -> None:
-        self.run_it("fuzz")
+        self.run_it("test", "fuzz")
         self.assertNotIn("fuzz", self.said().splitlines()[0])
-        self.assertRegex(self.said(), r"warning: ledger: 6\.12, never run: test, .*stress")
+        self.assertRegex(
+            self.said(), r"warning: ledger: 6\.12, never run: test, .*test WHAT=stress"
+        )
         for number in range(ledger._OLD + 1):
             self.assertNotIn("older", self.said())
             (self.root / "patches" / "6.12" / "a.patch").write_text(str(number))
             self.commit("patches")
             self.commit()
-        self.assertIn("6.12, older than 15 commits of the series: fuzz\n", self.said())
+        self.assertIn(
+            "6.12, older than 15 commits of the series: test WHAT=fuzz\n", self.said()
+        )
         text = ledger.FILE.read_text()
         ledger.FILE.write_text(text.replace('commit = "', 'commit = "0123456789'))
-        ledger.write_table()
-        self.assertIn("of a commit that is not here: fuzz", self.said())
+        ledger.SHOWN.write()
+        self.assertIn("of a commit that is not here: test WHAT=fuzz", self.said())
 
     def test_table_and_file_agree(self) -> None:
-        ledger.write_table()
+        ledger.SHOWN.write()
         self.said()
-        text = self.readme.read_text()
-        self.readme.write_text(text.replace("never", "passed", 1))
-        with self.assertRaisesRegex(LabError, "make ledger"):
+        text = self.page.read_text()
+        self.page.write_text(text.replace("never", "passed", 1))
+        with self.assertRaisesRegex(LabError, "make docs"):
             ledger.check()
-        self.readme.write_text("none")
+        self.page.write_text("none")
         with self.assertRaisesRegex(LabError, "no lines"):
             ledger.check()
 
@@ -187,13 +196,49 @@ class Ledger(unittest.TestCase):
 class Here(unittest.TestCase):
     """What this repository has."""
 
-    def test_readme_shows_it(self) -> None:
-        self.assertEqual(ledger._readme()[1], ledger.table())
+    def test_the_page_shows_them(self) -> None:
+        """The ledger, and the map of tests that notice."""
+        noticed.SHOWN.check()
+        with redirect_stdout(io.StringIO()):
+            ledger.check()
 
     def test_targets_are_commands(self) -> None:
         known = lab.parser().format_help()
         for target in ledger.TARGETS:
-            self.assertRegex(known, rf"\n +{target.split()[0]}\s")
+            self.assertRegex(known, rf"\n +{' '.join(target.split()[:2])}\s")
+
+
+class Make(unittest.TestCase):
+    """The Makefile, beside the commands of the lab."""
+
+    def test_help_fits_a_screen(self) -> None:
+        lines = subprocess.check_output(
+            ["make", "-C", ROOT, "-s", "help"], text=True
+        ).splitlines()
+        self.assertLessEqual(len(lines), 40)
+        self.assertLessEqual(max(map(len, lines)), 100)
+
+    def test_targets(self) -> None:
+        """At most 16, each with a line of help; each WHAT is a command of the lab."""
+        text = (ROOT / "Makefile").read_text()
+        (phony,) = re.findall(r"^\.PHONY: (.*)", text, re.M)
+        shown = re.findall(r"^([a-z]+):.*## ", text, re.M)
+        self.assertEqual(shown, phony.split())
+        self.assertLessEqual(len(shown), 16)
+        for name, whats in lab.WHATS.items():
+            part = text[text.index(f"\n{name}:") : text.index(f"$(lab) {name} $(WHAT)")]
+            self.assertEqual(re.findall(r"^#: (\S+)", part, re.M), list(whats))
+
+    def test_what(self) -> None:
+        self.assertEqual(lab.words(["test"]), ["test"])
+        self.assertEqual(lab.words(["test", "--only", "npt"]), ["test", "--only", "npt"])
+        self.assertEqual(
+            lab.words(["test", "fuzz", "--seed", "1"]), ["test fuzz", "--seed", "1"]
+        )
+        with redirect_stderr(io.StringIO()) as error:
+            self.assertEqual(lab.main(["bench", "dx"]), 1)
+        self.assertEqual(error.getvalue().count("\n"), 1)
+        self.assertIn("make bench has no WHAT=dx: choose bulk, dax, ", error.getvalue())
 
 
 if __name__ == "__main__":

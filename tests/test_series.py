@@ -43,32 +43,17 @@ class Paths(unittest.TestCase):
         self.assertEqual(done.stderr, "lab: no series 6.1: SERIES is 6.12 or 7.3\n")
 
 
-class NotYet(unittest.TestCase):
-    """What a series has not is told, and the rest is left alone."""
+class OnlyOne(unittest.TestCase):
+    """What is for one series only."""
 
-    def told(self, command: str, version: str, *patches: str) -> str:
-        with (
-            mock.patch.object(paths, "VERSION", version),
-            mock.patch.object(lab.patches, "series", lambda: patches),
-        ):
-            return lab.not_yet(command)
-
-    def test_what_there_is(self) -> None:
-        for command in ("deb", "test", "tree"):
-            self.assertEqual(self.told(command, "6.12", "0001-x.patch"), "")
-        for command in ("check", "tree"):
-            self.assertEqual(self.told(command, "7.3", "0001-x.patch"), "")
-        for command in lab.WITHOUT_PATCHES:
-            self.assertEqual(self.told(command, "7.3"), "")
-
-    def test_what_there_is_not(self) -> None:
-        self.assertIn("only, not 7.3 yet", self.told("deb", "7.3", "0001-x.patch"))
-        self.assertIn("has no patch yet", self.told("check", "7.3"))
-
-    def test_all_are_commands(self) -> None:
+    def test_it_is(self) -> None:
         known = lab.parser().format_help()
-        for command in (*lab.FOR_ONE, *lab.WITHOUT_PATCHES):
+        for command in (*lab.FOR_ONE, "check"):
             self.assertRegex(known, rf"\n +{command}\s")
+            for version in ("6.12", "7.3"):
+                with mock.patch.object(paths, "VERSION", version):
+                    said = "only, not 7.3 yet" in lab.not_yet(command)
+                self.assertEqual(said, command != "check" and version != "6.12")
 
 
 class Clean(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""make bisect: `git am` takes the series, and every patch of it builds, loads and runs VMs.
+"""make test WHAT=bisect: `git am` takes the series; each patch builds, loads and runs VMs.
 
 Patches are applied one by one in a work tree of its own, to the kernel they are for. After
 each the modules are built with every warning an error, the selftests if the patch changes

@@ -1,4 +1,4 @@
-"""make test-broken: break each promise of the series in turn, and see a test notice.
+"""make test WHAT=broken: break each promise of the series in turn, and see a test notice.
 
 tests/broken/ has a patch a promise; its head, lines of "Name: text", says what is to happen:
 
@@ -104,6 +104,11 @@ class Broken:
         ]
 
     @property
+    def files(self) -> list[str]:
+        """Those of the kernel that it changes."""
+        return re.findall(r"^\+\+\+ b/(\S+)", self.path.read_text(), re.M)
+
+    @property
     def setting(self) -> tuple[str, str, str, str]:
         """What those have in common that one machine can run."""
         return self.machine, self.intel, self.params, self.checked
@@ -111,7 +116,7 @@ class Broken:
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    command.add_argument("--only", default="", help="promises that contain this text")
+    command.add_argument("--only", default="", help="promises, or files, that have this text")
 
 
 def load() -> list[Broken]:
@@ -147,7 +152,7 @@ def apply(broken: Broken, source: Path, *options: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build and test them one by one; 1 if a test did not notice."""
-    chosen = [broken for broken in load() if args.only in broken.promise]
+    chosen = [broken for broken in load() if args.only in f"{broken.promise} {broken.files}"]
     if not chosen:
         raise LabError(f"--only {args.only}: no such promise in {PATCHES.relative_to(ROOT)}")
     for checked in {False, *(bool(broken.checked) for broken in chosen)}:

@@ -1,4 +1,4 @@
-"""make cover: what of the series' code its tests execute, and which lines none of them reaches.
+"""make test WHAT=cover: what of the series' code its tests execute, and what not.
 
 A kernel whose KVM counts how often each line is executed (gcov, lab/check/debug/cover.config)
 runs the series' tests on NPT: all with Global TDP on, some with it off, with page tables of

@@ -1,4 +1,4 @@
-"""Guests in a lab machine, and what came of them: what test-assigned and test-nvdimm share."""
+"""Guests in a lab machine, and what came of them: shared by assigned and nvdimm."""
 
 import json
 import shlex

@@ -1,6 +1,6 @@
 """docs/ledger.toml: what came of the last run of each target that takes long.
 
-The lab writes an entry, and README's table with it, as such a target ends. Neither is edited.
+The lab writes an entry, and the table in lab/README.md, when such a target ends. Edit neither.
 Only a run of the whole target counts: one with ARGS or TESTS, or of another kernel or tests
 than those of the series, leaves the entry as it is.
 """
@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from lab import paths
-from lab.check import debug, report
+from lab.check import debug, pages, report
 from lab.check.outcome import State
 from lab.error import LabError
 from lab.paths import ROOT, VERSIONS
@@ -25,26 +25,24 @@ from lab.source import tree
 from lab.source.git import Git
 
 FILE = ROOT / "docs" / "ledger.toml"
-README = ROOT / "README.md"
-BEGIN, END = "<!-- the ledger: written by the lab -->\n", "<!-- end of the ledger -->\n"
 
 FOR_ONE = {
     "deb": "the package is",
-    "test-package": "the package is",
-    "test-broken": "what breaks the promises in tests/broken is",
-    "cover": "the kernel that counts lines is",
-    "bench-scale": "what is recorded in docs/scale.json is",
+    "test package": "the package is",
+    "test broken": "what breaks the promises in tests/broken is",
+    "test cover": "the kernel that counts lines is",
+    "bench scale": "what is recorded in docs/scale.json is",
 }
 """Commands that only the oldest series has so far, and why."""
 
-_DEBUG = "test-debug"
+_DEBUG = "test debug"
 TARGETS = (
-    *("test", "test-broken", "cover", "model"),
+    *("test", "test broken", "test cover", "test model"),
     *(f"{_DEBUG} {kind} {backend}" for kind in debug.KINDS for backend in debug.BACKENDS),
-    *("stress", "fuzz", "bisect", "demo"),
-    *(f"test-{name}" for name in ("package", "qemu", "assigned", "nvdimm", "rust")),
-    *("bench", "bench-bulk", "bench-dax", "bench-locking", "bench-perf", "bench-reclaim"),
-    *("bench-scale", "bench-sparse", "bench-working-set"),
+    *("test stress", "test fuzz", "test bisect", "demo"),
+    *(f"test {name}" for name in ("package", "qemu", "assigned", "nvdimm", "rust")),
+    *("bench", "bench bulk", "bench dax", "bench locking", "bench perf", "bench reclaim"),
+    *("bench scale", "bench sparse", "bench working-set"),
 )
 
 _OLD = 15
@@ -95,7 +93,7 @@ class Run:
                 entry = Entry(*at, red, **numbers, edits=self.edits)
                 entries[paths.VERSION, target] = entry
             FILE.write_text("".join(_toml(entries)))
-            write_table()
+            SHOWN.write()
 
 
 def begin(
@@ -116,7 +114,7 @@ def begin(
     git = Git(ROOT)
     with suppress(LabError):
         # The commit is that of the beginning: others may come while this takes hours.
-        written = [f":(exclude){path.relative_to(ROOT)}" for path in (FILE, README)]
+        written = [f":(exclude){path.relative_to(ROOT)}" for path in (FILE, pages.LAB)]
         edits = bool(git.lines("status", "--porcelain", "--", ".", *written))
         edits = edits or (paths.LINUX.exists() and tree.unsaved() is not None)
         return Run(targets, git.commit()[:12], edits)
@@ -127,7 +125,7 @@ def is_of(version: str, target: str) -> bool:
     """Whether a series has an entry for it."""
     return target in TARGETS and (
         # The model is the same for all series: the oldest has its entry.
-        version == VERSIONS[0] or (target != "model" and target not in FOR_ONE)
+        version == VERSIONS[0] or (target != "test model" and target not in FOR_ONE)
     )
 
 
@@ -159,8 +157,14 @@ def _toml(entries: Entries) -> Iterator[str]:
                 yield f"{name} = {text}\n"
 
 
+def shown(target: str) -> str:
+    """Return what to type after make."""
+    names = ("", "WHAT=", "DEBUG=", "BACKEND=")
+    return " ".join(map("".join, zip(names, target.split(), strict=False)))
+
+
 def table() -> str:
-    """Return what README has between BEGIN and END."""
+    """Return what lab/README.md shows."""
     entries = load()
     lines = [f"| target | {' | '.join(VERSIONS)} |\n", f"|---|{'---|' * len(VERSIONS)}\n"]
     for target in TARGETS:
@@ -168,31 +172,18 @@ def table() -> str:
             str(entries.get((version, target), "never")) if is_of(version, target) else "none"
             for version in VERSIONS
         )
-        lines.append(f"| `{target}` | {' | '.join(cells)} |\n")
+        lines.append(f"| `{shown(target)}` | {' | '.join(cells)} |\n")
     return "".join(lines)
 
 
-def write_table() -> None:
-    """Have README show what is recorded."""
-    before, _, after = _readme()
-    README.write_text(f"{before}{BEGIN}{table()}{END}{after}")
+SHOWN = pages.Shown("the ledger", table)
 
 
 def check() -> None:
-    """LabError if README shows another ledger; print what is to be run anew."""
-    if _readme()[1] != table():
-        raise LabError("README.md has another ledger than docs/ledger.toml: make ledger")
+    """LabError if lab/README.md shows another ledger; print which targets to run again."""
+    SHOWN.check()
     for line in warnings():
         print(f"warning: ledger: {line}")
-
-
-def _readme() -> tuple[str, str, str]:
-    """Return README's text before, in and after the table."""
-    before, begun, rest = README.read_text().partition(BEGIN)
-    shown, ended, after = rest.partition(END)
-    if not (begun and ended):
-        raise LabError(f"README.md has no lines {BEGIN.strip()} and {END.strip()}")
-    return before, shown, after
 
 
 def warnings() -> Iterator[str]:
@@ -204,7 +195,7 @@ def warnings() -> Iterator[str]:
             if why and is_of(version, target):
                 found.setdefault((version, why), []).append(target)
     for (version, why), targets in found.items():
-        yield f"{version}, {why}: {', '.join(targets)}"
+        yield f"{version}, {why}: {', '.join(map(shown, targets))}"
 
 
 def _wrong(version: str, entry: Entry | None) -> str:

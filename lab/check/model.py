@@ -1,4 +1,4 @@
-"""make model: have spin prove the protocol, and find what is broken in it on purpose.
+"""make test WHAT=model: have spin prove the protocol, and find what is broken in it on purpose.
 
 models/models.toml lists the models and the mutations. A model holds only if the checker
 went through all of it, and through every statement; what a mutation breaks must be the
@@ -152,7 +152,9 @@ def judge(model: Model, status: int, text: str, seconds: float = 0) -> Outcome:
 def _judge(model: Model, text: str) -> str:
     """Return why it is not proven that the model holds, or ""."""
     if found := _FOUND.search(text):
-        return f"{found[1]} at depth {found[2]}: make model ARGS='--show {model.name}'"
+        return (
+            f"{found[1]} at depth {found[2]}: make test WHAT=model ARGS='--show {model.name}'"
+        )
     if complaint := _COMPLAINT.search(text):
         return complaint[0].strip()
     errors = _ERRORS.search(text)

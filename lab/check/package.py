@@ -96,9 +96,11 @@ def run(args: argparse.Namespace) -> int:
     if unknown := sorted(set(releases) - set(HOSTS)):
         raise LabError(f"no release {unknown[0]}: there is {', '.join(HOSTS)}")
     if VERSIONS[0] != VERSION:
-        raise LabError("one package is for all series: run make test-package without SERIES=")
+        raise LabError(
+            "one package is for all series: run make test WHAT=package without SERIES="
+        )
     if os.geteuid():
-        raise LabError("the test makes root file systems: run make test-package as root")
+        raise LabError("the test makes root file systems: run make test WHAT=package as root")
     package = deb.build()
     selftests.build()
     for other in sorted({HOSTS[release].series for release in releases} - {VERSION}):

@@ -1,4 +1,4 @@
-"""make test-qemu: what integration/qemu adds to QEMU's migration-test.
+"""make test WHAT=qemu: what integration/qemu adds to QEMU's migration-test.
 
 It runs in a machine with our KVM, on the QEMU that make qemu builds.
 """

@@ -1,4 +1,4 @@
-"""make test-rust: what VMM developers are given, on stock modules and on ours.
+"""make test WHAT=rust: what VMM developers are given, on stock modules and on ours.
 
 The crate's own tests run here. In the lab machine, under -icount, its examples restore a guest
 from a snapshot file, and integration/minimal populates one.

@@ -31,8 +31,7 @@ from lab.source import copies, tree
 NEWER = "newer"
 PARTS = ("lint", "unit", "once", "npt", "ept", "tools", "host", "stock", NEWER)
 ASKED_FOR = ("once", "tools", "host")
-"""Parts that are left out unless they are named: make test-tools, make test-host-check; and
-what is less than npt."""
+"""Parts that only run if named: make test WHAT=tools or WHAT=host-check; and a part of npt."""
 OF_NEWER = ("lint", "unit", "once")
 """Those that are run of newer series, too, which others may have to wait for."""
 _NEWER_SECONDS = 2700

@@ -262,7 +262,7 @@ class Skip:
 
 
 _WITHOUT = {
-    "faults": "Debian's kernel injects none: make test-debug runs it",
+    "faults": "Debian's kernel injects none: make test WHAT=debug runs it",
     "device": "it takes the machine iommu",
     "disk": "there is no mkfs.ext4 on Bochs",
     "dax": "it takes the machine pmem",
@@ -287,7 +287,7 @@ LACKS = {
     **dict.fromkeys(ON_MACHINES, frozenset()),
 }
 LACKS |= {f"{kind}, ept": LACKS[kind] | _BOCHS for kind in ("lockdep", "kcsan")}
-"""What machines, and the kernels of make test-debug, have not that a test may want."""
+"""What machines, and the kernels of make test WHAT=debug, have not that a test may want."""
 
 SKIPS = (
     Skip("fail", "No /proc/thread-self/fail-nth", "faults"),

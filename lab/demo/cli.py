@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise LabError("--stock: Debian's KVM has nothing that --qemu could turn on")
     for program in (QEMU, "qemu-img", "gcc", "cpio"):
         if not shutil.which(program):
-            raise LabError(f"{program} is not installed: rm build/.setup, then run make setup")
+            raise LabError(f"{program} is not installed: rm build/.setup, then run make again")
     if args.qemu and not _is_patched(args.qemu):
         raise LabError(f"--qemu {args.qemu}: without integration/qemu's patches: make qemu")
     with shell.locked("demo"):

@@ -1,4 +1,4 @@
-"""make bench-bulk: what many VMs at rest cost their host, with Global TDP off and on.
+"""make bench WHAT=bulk: what many VMs at rest cost their host, with Global TDP off and on.
 
 global_tdp_bulk_bench has small VMs, each a process of its own, whose vCPUs have run and whose
 memory is there, and tells what they take while nothing happens. Two boots under -icount, in

@@ -1,4 +1,4 @@
-"""make bench-dax: a guest's first pass over a vNVDIMM, on stock modules and on ours.
+"""make bench WHAT=dax: a guest's first pass over a vNVDIMM, on stock modules and on ours.
 
 The program of integration/restore has a file of a file system that is mounted with DAX for
 a guest's memory, by a shared mapping, as QEMU's memory-backend-file with share=on has. One

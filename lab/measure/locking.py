@@ -1,4 +1,4 @@
-"""make bench-locking: what a vCPU that faults has to wait for, stock beside ours.
+"""make bench WHAT=locking: what a vCPU that faults has to wait for, stock beside ours.
 
 The host does something to much memory of a VM; a vCPU faults on other memory of it.
 Three machines, each with the distribution's modules and then ours in one boot:

@@ -1,4 +1,4 @@
-"""make bench-perf: KVM's own perf tests, by which live migration is judged, stock beside ours.
+"""make bench WHAT=perf: KVM's own perf tests of live migration, stock beside ours.
 
 One machine under -icount, whose CPUs take turns and count together: a nanosecond is an
 instruction of one of them. It runs the tests for 1 to 8 vCPUs, with the distribution's

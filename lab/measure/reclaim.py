@@ -1,4 +1,4 @@
-"""make bench-reclaim: what it takes to reclaim a file that many VMs have for their memory.
+"""make bench WHAT=reclaim: what it takes to reclaim a file that many VMs have for their memory.
 
 VMs map the same snapshot file and use the same part of it, with Global TDP off and on; then
 their memory cgroup is told to give back half of the file, twice. integration/restore/reclaim.c

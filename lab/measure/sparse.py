@@ -1,4 +1,4 @@
-"""make bench-sparse: guests that want one of so many pages of a file in the page cache.
+"""make bench WHAT=sparse: guests that want one of so many pages of a file in the page cache.
 
 The program of integration/restore has a file for a guest's memory. The guest reads every so
 many pages or, in another VM, reads and then changes each. One boot under -icount, with Global

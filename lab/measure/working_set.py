@@ -1,4 +1,4 @@
-"""make bench-working-set: guests of which it was recorded what they need at first.
+"""make bench WHAT=working-set: guests of which it was recorded what they need at first.
 
 The program of integration/restore records what a guest reads of its memory, a snapshot file,
 and restores guests that read the same: with nothing prepared, with all of the file, and with

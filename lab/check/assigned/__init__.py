@@ -1,4 +1,4 @@
-"""make test-assigned: guests with devices, and what their host may do meanwhile.
+"""make test WHAT=assigned: guests with devices, and what their host may do meanwhile.
 
 An unmodified QEMU gives a Debian guest an NVMe drive by vfio-pci; `inside` runs it in the lab
 machine, and `judge` looks at what came of it. lab.check.pinned has devices that pin one page.

@@ -1,4 +1,4 @@
-"""make test-debug: a debug kernel of build/linux, and tests of the series and KVM's own in it.
+"""make test WHAT=debug: the series' tests, and KVM's own, in a debug kernel.
 
 The kernel is whole, with KVM built in, from tinyconfig and the fragments beside this
 file, one of which is of the chosen series; it is built in build/debug/NAME, by what builds the
@@ -37,7 +37,7 @@ _TIMES = 5
 _SERIES = "global_tdp_"
 _CHURN = "global_tdp_churn_test"
 _STRESS = 60
-"""Seconds of `make stress`'s test at the end."""
+"""Seconds of `make test WHAT=stress`'s test at the end."""
 _ROUNDS = 3
 """Of it, on EPT: a round takes eight threads of a debug kernel on Bochs' one CPU minutes."""
 

@@ -1,4 +1,4 @@
-"""make test-nvdimm: guests with an NVDIMM, stock KVM and ours, and a power cut.
+"""make test WHAT=nvdimm: guests with an NVDIMM, stock KVM and ours, and a power cut.
 
 An unmodified QEMU has a guest's NVDIMM in a file with DAX, in a DAX device, or in an ordinary
 file. The guest reads it, writes to it, flushes, while the host syncs the file; in the end QEMU
