@@ -161,6 +161,11 @@ class _Host(unittest.TestCase):
                 text = text.replace(f"@{word}@", value)
             _write(self.root / "package" / name, text)
             (self.root / "package" / name).chmod(0o755)
+        self.tested(VERSION, "6.12.117-2", "6.12.117-3")
+
+    def tested(self, *versions: str) -> None:
+        listed = "".join(f"{version} 2026-11-28 e2efe36\n" for version in versions)
+        _write(self.root / "package" / "tested", f"# x\n{listed}")
 
     def program(self, name: str, script: str) -> None:
         _write(self.programs / name, f"#!/bin/sh\n{script}\n")
@@ -206,6 +211,59 @@ class CheckKernel(_Host):
             self.image(version)
             self.headers(version)
             self.assert_accepted("check-kernel", f"{version}\n")
+
+    def settings(self, text: str) -> None:
+        _write(self.root / "etc/default/kvm-global-tdp", text)
+
+    def test_one_that_was_not_tested(self) -> None:
+        """Also if the list is empty, or has one whose name begins or looks the same."""
+        self.image(VERSION)
+        for listed in ((), ("6.12.117-11", "6.12.11", "6x12.117-1", "6.12.117-1~deb12u2")):
+            self.tested(*listed)
+            self.assert_refused("check-kernel", f"not tested on Debian's linux {VERSION}: wait")
+            self.settings("untested=yes\n")
+            self.assert_accepted("check-kernel", f"{VERSION}\n")
+            (self.root / "etc/default/kvm-global-tdp").unlink()
+
+    def test_a_rebuild_is_what_it_was_made_of(self) -> None:
+        """The first one: another has a change of its own."""
+        same = ("6.12.117-1~deb12u1", "6.12.117-1~bpo12+1", VERSION)
+        for listed in same:
+            self.tested(listed)
+            for version in same:
+                self.image(version)
+                self.assert_accepted("check-kernel", f"{version}\n")
+            for version in ("6.12.117-1~deb12u2", "6.12.117-1+deb13u1", "6.12.117-1~rc1"):
+                self.image(version)
+                self.assert_refused("check-kernel", "not tested")
+
+    def test_settings(self) -> None:
+        self.image(VERSION)
+        self.tested()
+        for text in ("", "# untested=yes\n\n", "untested=no\n"):
+            self.settings(text)
+            self.assert_refused("check-kernel", "not tested")
+        for text in ("# x\nuntested=yes # y\n", 'untested="yes"\n', "untested=yes"):
+            self.settings(text)
+            self.assert_accepted("check-kernel", f"{VERSION}\n")
+
+    def test_malformed_settings(self) -> None:
+        """Nothing of them is run, or matters to what was tested."""
+        ran = self.root / "ran"
+        bad = ("untested = yes\n", "untested=yes\nuntested=no\n", "yes\n", "untested=YES\n")
+        for text in (*bad, f"untested=$(touch {ran})\n", f"touch {ran}\n", "\xff\0\n"):
+            self.tested()
+            self.settings(text)
+            self.image(VERSION)
+            self.assert_refused("check-kernel", "correct it, then dpkg-reconfigure")
+            self.assertFalse(ran.exists())
+            self.tested(VERSION)
+            self.assert_accepted("check-kernel", f"{VERSION}\n")
+
+    def test_the_list_is_gone(self) -> None:
+        self.image(VERSION)
+        (self.root / "package" / "tested").unlink()
+        self.assert_refused("check-kernel", "reinstall kvm-global-tdp-dkms")
 
     def test_headers_of_another_upload(self) -> None:
         self.image(VERSION)
