@@ -251,6 +251,7 @@ class _System:
         shell.output("tar", "-xpf", base, "-C", self.root, "--numeric-owner")
         with (self.root / EARLY).open("a") as early:
             early.write(f"{DISK}kvm\n")
+        (self.root / SETTINGS).parent.mkdir(exist_ok=True)
         (self.root / SETTINGS).write_text("untested=yes\n")
         shutil.copy(self.package.path, self.root / "package.deb")
         self._pack_earlier()
@@ -473,7 +474,7 @@ class _System:
         self._note("refuse", what, " ".join(wrong), not wrong)
 
     def _not_tested(self) -> None:
-        """An upload that is not in the package's list keeps its own KVM; one that is has ours."""
+        """An upload that is not in the list keeps its own KVM; one that is in it has ours."""
         listed = self.root / f"usr/src/kvm-global-tdp-{self.package.version}/tested"
         settings, before = self.root / SETTINGS, listed.read_text()
         headers = f"linux-headers-{self.kernel}"
