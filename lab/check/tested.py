@@ -1,8 +1,10 @@
 """packaging/tested: the uploads of Debian's kernel that the package builds modules for.
 
-`make tested` adds the one that the lab has, if docs/ledger.toml says that all of NEEDED have
+`make deb ARGS=--tested` adds the one that the lab has, if docs/ledger.toml says that all of NEEDED
 passed on it. A host with another upload keeps the distribution's KVM, unless it allows more.
 """
+
+import argparse
 
 from debian.debian_support import Version
 
@@ -14,6 +16,12 @@ from lab.shell import console
 
 FILE = PACKAGING / "tested"
 NEEDED = ("test", "stress", "test-package")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the option of make deb."""
+    text = f"build nothing; list the lab's kernel in {FILE.relative_to(ROOT)}"
+    parser.add_argument("--tested", action="store_true", help=text)
 
 
 def add() -> None:
@@ -42,6 +50,8 @@ def _passed(target: str) -> ledger.Entry:
     version = paths.VERSION if ledger.is_of(paths.VERSION, target) else VERSIONS[0]
     entry = ledger.load().get((version, target))
     if reason := ledger.wrong(version, entry):
-        raise LabError(f"Linux {version}, make {target}: {reason}: run it, then make tested")
+        raise LabError(
+            f"Linux {version}, make {target}: {reason}: run it, then make deb ARGS=--tested"
+        )
     assert entry
     return entry
