@@ -1,7 +1,8 @@
 """packaging/tested: the uploads of Debian's kernel that the package builds modules for.
 
-`make deb ARGS=--tested` adds the one that the lab has, if docs/ledger.toml says that all of NEEDED
-passed on it. A host with another upload keeps the distribution's KVM, unless it allows more.
+`make deb ARGS=--tested` adds the one that the lab has, if docs/ledger.toml says that all of
+NEEDED passed on it. A host with another upload keeps the distribution's KVM, unless it allows
+more.
 """
 
 import argparse
