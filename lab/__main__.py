@@ -52,6 +52,7 @@ def _deb(args: argparse.Namespace) -> None:
         tested.add()
     else:
         deb.build()
+        tested.warn()
 
 
 def _qemu(_: argparse.Namespace) -> None:

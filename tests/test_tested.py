@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from lab import paths
 from lab.check import ledger, tested
 from lab.error import LabError
 from lab.paths import PACKAGING
@@ -25,29 +24,30 @@ class Tested(unittest.TestCase):
         self.file.parent.mkdir()
         self.file.write_text("# x\n6.12.9-1 2026-01-01 a\n7.3.4-1 2026-01-01 a\n")
         self.enterContext(mock.patch.multiple(tested, FILE=self.file, ROOT=root))
-        self.enterContext(mock.patch.object(paths, "VERSION", "6.12"))
         self.entries = {("6.12", target): ENTRY for target in tested.NEEDED}
+        later = replace(ENTRY, upload="7.3.4-1")
+        self.entries |= {("7.3", target): later for target in tested.NEEDED[:2]}
         self.enterContext(mock.patch.object(ledger, "load", lambda: self.entries))
         fresh = mock.Mock(return_value=lambda *_: "0")
         self.enterContext(mock.patch.object(ledger, "Git", fresh))
         self.enterContext(mock.patch.object(tested, "console"))
 
     def test_added(self) -> None:
+        """Of both series: one package is for all, and tested with the oldest."""
         tested.add()
-        line = "6.12.118-1 2026-11-28 0123456789ab\n"
-        wanted = f"# x\n6.12.9-1 2026-01-01 a\n{line}7.3.4-1 2026-01-01 a\n"
+        lines = (f"{upload} 2026-11-28 0123456789ab\n" for upload in ("6.12.118-1", "7.3.4-1"))
+        wanted = f"# x\n6.12.9-1 2026-01-01 a\n{''.join(lines)}"
         self.assertEqual(self.file.read_text(), wanted)
         tested.add()
         self.assertEqual(self.file.read_text(), wanted)
 
-    def test_another_series(self) -> None:
-        """One package is for all, and tested with the oldest."""
-        later = replace(ENTRY, upload="7.3.4-1")
-        self.entries |= {("7.3", "test"): later, ("7.3", "stress"): later}
-        with mock.patch.object(paths, "VERSION", "7.3"):
+    def test_one_series_lacks_something(self) -> None:
+        """The other one is added all the same."""
+        del self.entries["7.3", tested.NEEDED[1]]
+        with self.assertRaisesRegex(LabError, f"Linux 7.3, make {tested.NEEDED[1]}: never run"):
             tested.add()
-        self.assertIn("7.3.4-1 2026-11-28 0123456789ab\n", self.file.read_text())
-        self.assertNotIn("7.3.4-1 2026-01-01", self.file.read_text())
+        self.assertIn("6.12.118-1 2026-11-28 0123456789ab\n", self.file.read_text())
+        self.assertIn("7.3.4-1 2026-01-01 a\n", self.file.read_text())
 
     def test_what_is_missing(self) -> None:
         before = self.file.read_text()
@@ -57,17 +57,26 @@ class Tested(unittest.TestCase):
                 (replace(ENTRY, status=1), "failed"),
                 (replace(ENTRY, edits=True), "edits"),
             ):
-                key = ("6.12", target)
-                wrong = self.assertRaisesRegex(LabError, f"make {target}: .*{why}")
-                with mock.patch.dict(self.entries, {key: entry}), wrong:
+                keys = {("6.12", target): entry, ("7.3", target): entry}
+                wrong = self.assertRaisesRegex(LabError, f"make {target}: {why}|{why}: run it")
+                with mock.patch.dict(self.entries, keys), wrong:
                     tested.add()
         self.assertEqual(self.file.read_text(), before)
 
     def test_on_two_kernels(self) -> None:
         for upload in ("6.12.117-1", ""):
-            self.entries["6.12", "stress"] = replace(ENTRY, upload=upload)
-            with self.assertRaisesRegex(LabError, "on one kernel"):
+            self.entries["6.12", tested.NEEDED[1]] = replace(ENTRY, upload=upload)
+            with self.assertRaisesRegex(LabError, "not on one kernel"):
                 tested.add()
+        self.assertIn("6.12.9-1 2026-01-01 a\n7.3.4-1 2026-11-28", self.file.read_text())
+
+    def test_other_patches(self) -> None:
+        """Those of 6.12 have changed since."""
+        changed = mock.Mock(side_effect=lambda *words: "b" if "6.12" in words[-1] else "")
+        with mock.patch.object(tested, "Git", lambda _: changed):
+            tested.warn()
+        said = "warning: 6.12.9-1 was tested with the patches of a"
+        self.assertEqual(tested.console.print.call_args_list, [mock.call(said)])
 
     def test_an_image_says_what_it_is(self) -> None:
         with (
