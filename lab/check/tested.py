@@ -17,7 +17,7 @@ from lab.shell import console
 from lab.source.git import Git
 
 FILE = PACKAGING / "tested"
-NEEDED = ("test", "stress", "test-package")
+NEEDED = ("test", "test stress", "test package")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,11 +52,12 @@ def _add(version: str) -> str:
     for target in NEEDED:
         of = version if ledger.is_of(version, target) else VERSIONS[0]
         if reason := ledger.wrong(of, entries.get((of, target))):
-            return f"Linux {of}, make {target}: {reason}"
-    # test-package has kernels of its own.
+            return f"Linux {of}, make {ledger.shown(target)}: {reason}"
+    # That of the package has kernels of its own.
     first, second = (entries[version, target] for target in NEEDED[:2])
     if first.upload != second.upload or not first.upload:
-        return f"Linux {version}, make {' and '.join(NEEDED[:2])}: not on one kernel"
+        ran = " and ".join(map(ledger.shown, NEEDED[:2]))
+        return f"Linux {version}, make {ran}: not on one kernel"
     write(first.upload, f"{first.upload} {first.date} {first.commit}")
     console.print(f"{FILE.relative_to(ROOT)}: {first.upload}")
     return ""
