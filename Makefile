@@ -76,8 +76,8 @@ refresh: $(stamp) ## take commits in build/linux back into patches/ and the copi
 series: $(stamp) ## export the mailable series to build/series, through checkpatch
 	@$(lab) series
 
-deb: $(stamp) ## build the package kvm-global-tdp-dkms into build/
-	@$(lab) deb
+deb: $(stamp) ## build the package; or list the lab's kernels as tested [ARGS=--tested]
+	@$(lab) deb $(ARGS)
 
 qemu: $(stamp) ## build Debian 13's QEMU with integration/qemu's patches; ten minutes
 	@$(lab) qemu

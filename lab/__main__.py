@@ -27,6 +27,7 @@ from lab.check import (
     rust,
     stress,
     suite,
+    tested,
 )
 from lab.check.ledger import FOR_ONE
 from lab.demo import cli as demo
@@ -46,8 +47,12 @@ def _refresh(_: argparse.Namespace) -> None:
     noticed.write()
 
 
-def _deb(_: argparse.Namespace) -> None:
-    deb.build()
+def _deb(args: argparse.Namespace) -> None:
+    if args.tested:
+        tested.add()
+    else:
+        deb.build()
+        tested.warn()
 
 
 def _qemu(_: argparse.Namespace) -> None:
@@ -175,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     building = add("modules", lambda args: modules.build(checked=args.checked), "build KVM")
     text = "with assertions, into build/checked"
     building.add_argument("--checked", action="store_true", help=text)
-    add("deb", _deb, "build the package kvm-global-tdp-dkms into build/")
+    tested.configure(add("deb", _deb, "build the package kvm-global-tdp-dkms into build/"))
     add("selftests", lambda _: selftests.build(), "build KVM's selftests into build/selftests")
     add("docs", _docs, "build the HTML of the documentation; no new warning")
     add("clean", _clean, "remove build/, unless it holds edits")

@@ -47,6 +47,8 @@ struct kvm_pre_fault_memory {
 #define KVM_GLOBAL_TDP_FOLLOW	(1ULL << 0)
 #define KVM_GLOBAL_TDP_FAULT_AROUND	(1ULL << 1)
 #define KVM_GLOBAL_TDP_POPULATE	(1ULL << 2)
+#define KVM_GLOBAL_TDP_PAGE_CACHE	(1ULL << 3)
+#define KVM_GLOBAL_TDP_HARVEST	(1ULL << 4)
 #define KVM_POPULATE_MEMORY	_IOWR(KVMIO, 0xf8, struct kvm_populate_memory)
 struct kvm_populate_memory {
 	__u64 gpa;
@@ -63,7 +65,7 @@ struct kvm_populate_memory {
 #ifndef VERSION
 #define VERSION "unpackaged"
 #endif
-#define FORMAT		1	/* of the JSON */
+#define FORMAT		2	/* of the JSON */
 
 #define NAME		"global-tdp-check"
 #define MIB		(1ULL << 20)
@@ -95,6 +97,9 @@ struct kvm_populate_memory {
 /* By counted instructions a page, docs/costs.md: populating, and a vCPU's fault. */
 static const double counted_share[] = { 22.0 / 3448, 1.9 / 6.5 };
 
+/* And the same of 4 KiB pages, with what the VM's end takes: see worth(). */
+static const double counted_worth = (22.0 + 27) / (3448 + 471 - 112 + 27);
+
 /*
  * What the guest does at %esi, page by page, %ecx times.  guest_walk: add 1 to a word of
  * each; the time is from %ebp:%ebx to %edx:%eax.  guest_sample: write to %edi how long each
@@ -113,7 +118,7 @@ __asm__(".pushsection .rodata\n.code32\nguest_walk:\n"
 	"	dec %ecx\n	jnz 1b\n	out %al, $0x10\nguest_end:\n.code64\n.popsection\n");
 
 enum how { NOTHING, PREFAULT, POPULATE, FOLLOW };
-#define ALL_FEATURES	(~0ULL)		/* that the kernel has */
+#define ALWAYS		(~0ULL)		/* the features that kvm.global_tdp=1 turns on */
 
 struct way {
 	const char *name;
@@ -121,23 +126,35 @@ struct way {
 	uint64_t features;	/* of Global TDP; 0: it is turned off */
 	enum how how;		/* fill the VM's page tables before the vCPUs run */
 	bool zaps;		/* of latencies: the host takes memory away meanwhile */
+	bool idle;		/* no vCPU touches what is mapped */
 };
 
 static const struct way touches[] = {
-	{ "touch", "first touch", 0, NOTHING, false },
-	{ "prefault", "KVM_PRE_FAULT_MEMORY", 0, PREFAULT, false },
-	{ "around", "fault-around", KVM_GLOBAL_TDP_FAULT_AROUND, NOTHING, false },
-	{ "populate", "KVM_POPULATE_MEMORY", KVM_GLOBAL_TDP_POPULATE, POPULATE, false },
-	{ "follow", "on, waited for", ALL_FEATURES, FOLLOW, false },
+	{ "touch", "first touch", 0, NOTHING, false, false },
+	{ "prefault", "KVM_PRE_FAULT_MEMORY", 0, PREFAULT, false, false },
+	{ "around", "fault-around", KVM_GLOBAL_TDP_FAULT_AROUND, NOTHING, false, false },
+	{ "populate", "KVM_POPULATE_MEMORY", KVM_GLOBAL_TDP_POPULATE, POPULATE, false, false },
+	{ "idle", "that, not touched", KVM_GLOBAL_TDP_POPULATE, POPULATE, false, true },
+	{ "follow", "on, waited for", ALWAYS, FOLLOW, false, false },
 };
 static const struct way latencies[] = {
-	{ "rest", "the host is at rest", 0, NOTHING, false },
-	{ "off", "the host zaps", 0, NOTHING, true },
-	{ "locking", "the host zaps, locking only", KVM_GLOBAL_TDP_POPULATE, NOTHING, true },
-	{ "on", "the host zaps, on", ALL_FEATURES, FOLLOW, true },
+	{ "rest", "the host is at rest", 0, NOTHING, false, false },
+	{ "off", "the host zaps", 0, NOTHING, true, false },
+	{ "locking", "the host zaps, locking only", KVM_GLOBAL_TDP_POPULATE, NOTHING, true,
+	  false },
+	{ "on", "the host zaps, on", ALWAYS, FOLLOW, true, false },
 };
 #define NR_TOUCHES	(sizeof(touches) / sizeof(touches[0]))
 #define NR_LATENCIES	(sizeof(latencies) / sizeof(latencies[0]))
+
+static const struct { uint64_t bit; const char *name; } feature_names[] = {
+	{ KVM_GLOBAL_TDP_FOLLOW, "follow" },
+	{ KVM_GLOBAL_TDP_FAULT_AROUND, "fault-around" },
+	{ KVM_GLOBAL_TDP_POPULATE, "populate" },
+	{ KVM_GLOBAL_TDP_PAGE_CACHE, "page-cache" },
+	{ KVM_GLOBAL_TDP_HARVEST, "harvest" },
+};
+#define NR_FEATURES	(sizeof(feature_names) / sizeof(feature_names[0]))
 
 struct kind {
 	const char *name, *label;
@@ -156,9 +173,9 @@ struct figure {
 	double values[MOST_REPS];
 };
 
-enum { PREPARE, FIRST, SECOND, COST, CYCLES, FAULTS, NR_TOUCH_FIGURES };
+enum { PREPARE, FIRST, SECOND, COST, CYCLES, FAULTS, END, NR_TOUCH_FIGURES };
 static const char *const touch_figures[] = {
-	"prepare_ns", "first_ns", "second_ns", "fault_ns", "fault_cycles", "faults",
+	"prepare_ns", "first_ns", "second_ns", "fault_ns", "fault_cycles", "faults", "end_ns",
 };
 enum { P50, P99, MAX, TAKEN, ZAPS, NR_LATENCY_FIGURES };
 static const char *const latency_figures[] = { "p50_ns", "p99_ns", "max_ns", "faults", "zaps" };
@@ -196,7 +213,7 @@ static struct {
 	bool hypervisor;
 	unsigned long cpus, tsc_khz;
 	int prefault;
-	uint64_t features;
+	uint64_t features, always;	/* all, and those of kvm.global_tdp=1 */
 } host;
 
 static unsigned long mib, most_vcpus, reps = DEFAULT_REPS, gib = DEFAULT_GIB;
@@ -281,11 +298,11 @@ static int xioctl(int fd, unsigned long nr, unsigned long arg, const char *name)
 }
 #define IOCTL(fd, nr, arg) xioctl(fd, nr, (unsigned long)(arg), #nr)
 
-static uint64_t now(void)
+static uint64_t now(clockid_t clock)
 {
 	struct timespec ts;
 
-	clock_gettime(CLOCK_MONOTONIC, &ts);
+	clock_gettime(clock, &ts);
 	return ts.tv_sec * 1000000000ULL + ts.tv_nsec;
 }
 
@@ -304,6 +321,14 @@ static void read_line(const char *path, char *line, size_t size)
 		line[strcspn(line, "\n")] = 0;
 	if (file)
 		fclose(file);
+}
+
+static bool is_on(const char *path)
+{
+	char line[4];
+
+	read_line(path, line, sizeof(line));
+	return *line == 'Y' || *line == '1';
 }
 
 static unsigned long available_mib(void)
@@ -421,7 +446,7 @@ static uint64_t run(struct vcpu *vcpu, const char *what, uint64_t gpa, uint64_t 
 
 static uint64_t wanted_features(const struct way *way)
 {
-	return way->features & host.features;
+	return way->features == ALWAYS ? host.always : way->features & host.features;
 }
 
 /* A VM with its own page tables, which has what is in `mem` from `page` on for each vCPU. */
@@ -457,8 +482,11 @@ static void create_vm(struct vm *vm, const struct way *way, unsigned long nr, un
 	}
 }
 
-static void destroy_vm(struct vm *vm)
+/* Returns the CPU time that the VM's end takes, in ns: waiting for others is not the VM's. */
+static uint64_t destroy_vm(struct vm *vm)
 {
+	uint64_t start;
+
 	for (struct vcpu *vcpu = vm->vcpus; vcpu->vm; vcpu++) {
 		munmap(vcpu->run, run_size);
 		if (vcpu->stats >= 0)
@@ -467,7 +495,9 @@ static void destroy_vm(struct vm *vm)
 	}
 	if (vm->stats >= 0)
 		close(vm->stats);
+	start = now(CLOCK_THREAD_CPUTIME_ID);
 	close(vm->fd);
+	return now(CLOCK_THREAD_CPUTIME_ID) - start;
 }
 
 /* The example of global_tdp.rst; KVM_PRE_FAULT_MEMORY goes on in the same way. */
@@ -505,9 +535,11 @@ static void *touch(void *arg)
 	int64_t before;
 
 	pthread_barrier_wait(&vcpu->vm->barrier);
-	start = now();
+	start = now(CLOCK_MONOTONIC);
 	fill(vcpu, vcpu->vm->way->how);
-	vcpu->prepare = now() - start;
+	vcpu->prepare = now(CLOCK_MONOTONIC) - start;
+	if (vcpu->vm->way->idle)
+		return NULL;
 	before = statistic(vcpu->stats, "pf_taken");
 	pthread_barrier_wait(&vcpu->vm->barrier);
 	vcpu->first = run(vcpu, guest_walk, gpa, vcpu->pages, 0);
@@ -537,10 +569,10 @@ static void add(struct figure *figure, double value)
 	figure->values[figure->n++] = value;
 }
 
-/* All memory, shared among the vCPUs, is touched twice in a new VM. */
+/* All memory, shared among the vCPUs, is touched twice in a new VM, unless that is idle. */
 static void measure_touch(struct result *result)
 {
-	double prepare = 0, first = 0, second = 0, faults = 0;
+	double prepare = 0, first = 0, second = 0, faults = 0, end;
 	static struct vm vm;
 	bool known = true;
 
@@ -560,9 +592,12 @@ static void measure_touch(struct result *result)
 		faults += vm.vcpus[i].faults;
 		known &= vm.vcpus[i].faults >= 0;
 	}
-	destroy_vm(&vm);
+	end = destroy_vm(&vm);
+	add(&result->figures[END], end / pages);
 	if (result->way->how != NOTHING)
 		add(&result->figures[PREPARE], prepare / pages);
+	if (result->way->idle)
+		return;
 	add(&result->figures[FIRST], to_ns(first) / pages);
 	add(&result->figures[SECOND], to_ns(second) / pages);
 	add(&result->figures[COST], to_ns(first - second) / pages);
@@ -816,16 +851,16 @@ static void show_touches(const struct kind *kind)
 {
 	printf("\n%s, %lu MiB: ns of one CPU for 4 KiB, medians of %lu (least to most)\n",
 	       kind->label, mib, reps);
-	printf("  %-27s %5s %8s %8s %8s  %-27s %10s %8s\n", "", "vCPUs", "prepare", "1st",
-	       "2nd", "fault: 1st less 2nd", "TSC cycles", "faults");
+	printf("  %-27s %5s %8s %8s %8s  %-27s %10s %8s %9s\n", "", "vCPUs", "prepare", "1st",
+	       "2nd", "fault: 1st less 2nd", "TSC cycles", "faults", "VM's end");
 	for (const struct result *result = results; result < &results[nr_results]; result++) {
 		if (result->kind != kind)
 			continue;
-		printf("  %-27s %5lu %8s %8s %8s  %-27s %10s %8s\n", label(result->way),
+		printf("  %-27s %5lu %8s %8s %8s  %-27s %10s %8s %9s\n", label(result->way),
 		       result->vcpus, cell(result, PREPARE, 1, false),
 		       cell(result, FIRST, 1, false), cell(result, SECOND, 1, false),
 		       cell(result, COST, 1, true), cell(result, CYCLES, 0, false),
-		       cell(result, FAULTS, 0, false));
+		       cell(result, FAULTS, 0, false), cell(result, END, 1, false));
 	}
 }
 
@@ -865,7 +900,7 @@ static double median_of(const char *kind, const char *way, int figure)
 	return 0;
 }
 
-struct estimate { double faults, prefault, tables; bool measured; };
+struct estimate { double faults, prefault, tables, end, end_on; bool measured; };
 
 /* For a guest of `gib` all of which is touched, in seconds. */
 static struct estimate estimate(int number)
@@ -876,6 +911,8 @@ static struct estimate estimate(int number)
 		.faults = nr * median_of(kind, "touch", COST),
 		.prefault = nr * median_of(kind, "prefault", PREPARE),
 		.tables = nr * median_of(kind, "populate", PREPARE),
+		.end = nr * median_of(kind, "touch", END),
+		.end_on = nr * median_of(kind, "populate", END),
 		.measured = host.features & KVM_GLOBAL_TDP_POPULATE,
 	};
 
@@ -886,6 +923,22 @@ static struct estimate estimate(int number)
 	if (!found.measured)
 		found.tables = found.faults * counted_share[number];
 	return found;
+}
+
+/*
+ * The share of 4 KiB pages, in per cent, from which on Global TDP takes less CPU time than
+ * faults.  It maps all pages, and takes those away again that were not touched, too; 0 if it
+ * never takes less.
+ */
+static int worth(void)
+{
+	double idle = median_of("4k", "idle", END), least = counted_worth;
+	double saved = median_of("4k", "touch", COST) + median_of("4k", "touch", END) -
+		       median_of("4k", "populate", END) + idle;
+
+	if (host.features & KVM_GLOBAL_TDP_POPULATE)
+		least = (median_of("4k", "populate", PREPARE) + idle) / saved;
+	return least > 0 && least < 1 ? (int)(least * 100) + 1 : 0;
 }
 
 static bool has_thp(void)
@@ -959,6 +1012,45 @@ static void show_estimate(void)
 	    "the host has its memory in 4 KiB pages%s%s. Global TDP would build its tables in "
 	    "%.2f s%s: %s", gib, small.faults, and_huge(huge.faults),
 	    has_thp() ? " and in huge ones" : "", prefault, small.tables, and_huge(huge.tables), how);
+	if (small.measured)
+		say("The end of that guest takes %.2f s%s of CPU time, and %.2f s%s with Global TDP "
+		    "off. For stock's, run this on the distribution's KVM.", small.end_on,
+		    and_huge(huge.end_on), small.end, and_huge(huge.end));
+	else
+		say("The end of that guest takes %.2f s%s of CPU time.", small.end,
+		    and_huge(huge.end));
+	if (!json_name)
+		say("--json FILE writes all figures to a file to send; nothing private is in it.");
+}
+
+/* One line, the last. */
+static void show_verdict(void)
+{
+	double faults = estimate(1).faults;
+	char huge[96] = "";
+
+	if (has_thp())
+		snprintf(huge, sizeof(huge), ": a guest of %lu GiB pays %.2f s for its faults there",
+			 gib, faults);
+	if (worth())
+		printf("\nWorth it%s for VMs that touch more than %d%% of their memory in 4 KiB "
+		       "pages; ", estimate(0).measured ? "" : ", by an estimate,", worth());
+	else
+		printf("\nNot worth it with 4 KiB pages, as measured here; ");
+	printf("not worth it with huge pages%s.\n", huge);
+}
+
+/* Names of features, separated and quoted so. */
+static void write_features(FILE *file, uint64_t features, const char *quote)
+{
+	const char *separator = "";
+
+	for (size_t i = 0; i < NR_FEATURES; i++) {
+		if (!(features & feature_names[i].bit))
+			continue;
+		fprintf(file, "%s%s%s%s", separator, quote, feature_names[i].name, quote);
+		separator = ", ";
+	}
 }
 
 static void show(void)
@@ -967,6 +1059,13 @@ static void show(void)
 	printf("%s, %s%s, TSC of %lu kHz, Linux %s, KVM %s\n", host.cpu, host.stage2,
 	       host.hypervisor ? " in a VM" : "", host.tsc_khz, host.kernel,
 	       *host.kvm ? host.kvm : "of the kernel");
+	if (host.features) {
+		printf("Global TDP has ");
+		write_features(stdout, host.features, "");
+		printf(";\nkvm.global_tdp=1, which is measured as \"on\", is ");
+		write_features(stdout, host.always, "");
+		printf("\n");
+	}
 	for (size_t i = 0; i < NR_KINDS; i++) {
 		if (kinds[i].size == PAGE || has_thp()) {
 			show_touches(&kinds[i]);
@@ -975,6 +1074,7 @@ static void show(void)
 	}
 	show_lacks();
 	show_estimate();
+	show_verdict();
 }
 
 static void write_string(FILE *file, const char *name, const char *value)
@@ -993,9 +1093,10 @@ static void write_results(FILE *file, const struct result *list, size_t nr,
 			  const char *const *names, int nr_names)
 {
 	for (const struct result *result = list; result < list + nr; result++) {
-		fprintf(file, "%s\n  {\"pages\": \"%s\", \"way\": \"%s\", \"features\": %" PRIu64
-			", \"vcpus\": %lu", result == list ? "" : ",", result->kind->name,
-			result->way->name, wanted_features(result->way), result->vcpus);
+		fprintf(file, "%s\n  {\"pages\": \"%s\", \"way\": \"%s\", \"features\": [",
+			result == list ? "" : ",", result->kind->name, result->way->name);
+		write_features(file, wanted_features(result->way), "\"");
+		fprintf(file, "], \"vcpus\": %lu", result->vcpus);
 		for (int i = 0; i < nr_names; i++) {
 			struct summary summary = summarize(&result->figures[i]);
 
@@ -1034,8 +1135,12 @@ static void write_json(void)
 		has_thp() ? ", 2097152" : "", thp_percent);
 	write_string(file, "thp", host.thp);
 	fprintf(file, ", \"tsc_khz\": %lu, \"cpus\": %lu},\n", host.tsc_khz, host.cpus);
-	fprintf(file, "\"has\": {\"pre_fault_memory\": %s, \"global_tdp\": %" PRIu64 ", ",
-		host.prefault ? "true" : "false", host.features);
+	fprintf(file, "\"has\": {\"pre_fault_memory\": %s, \"global_tdp\": [",
+		host.prefault ? "true" : "false");
+	write_features(file, host.features, "\"");
+	fprintf(file, "], \"always\": [");
+	write_features(file, host.always, "\"");
+	fprintf(file, "], ");
 	write_string(file, "kvm.global_tdp", host.parameter);
 	fprintf(file, "},\n\"options\": {\"mib\": %lu, \"vcpus\": %lu, \"repetitions\": %lu},\n",
 		mib, most_vcpus, reps);
@@ -1046,10 +1151,14 @@ static void write_json(void)
 		fprintf(file, "%s\n  {\"pages\": \"%s\", \"gib\": %lu, \"faults_s\": %.3f, "
 			"\"prefault_s\": ", i ? "," : "", kinds[i].name, gib, found.faults);
 		fprintf(file, host.prefault ? "%.3f" : "null", found.prefault);
-		fprintf(file, ", \"tables_s\": %.3f, \"tables_measured\": %s}", found.tables,
-			found.measured ? "true" : "false");
+		fprintf(file, ", \"tables_s\": %.3f, \"tables_measured\": %s, \"end_s\": %.3f, "
+			"\"end_on_s\": ", found.tables, found.measured ? "true" : "false",
+			found.end);
+		fprintf(file, found.measured ? "%.3f}" : "null}", found.end_on);
 	}
-	fprintf(file, "],\n\"touches\": [");
+	fprintf(file, "],\n\"worth_above_percent\": ");
+	fprintf(file, worth() ? "%d" : "null", worth());
+	fprintf(file, ",\n\"touches\": [");
 	write_results(file, results, nr_results, touch_figures, NR_TOUCH_FIGURES);
 	fprintf(file, "],\n\"latencies\": [");
 	write_results(file, zapped, nr_zapped, latency_figures, NR_LATENCY_FIGURES);
@@ -1075,14 +1184,6 @@ static void read_cpu(void)
 	}
 	if (file)
 		fclose(file);
-}
-
-static bool is_on(const char *path)
-{
-	char line[4];
-
-	read_line(path, line, sizeof(line));
-	return *line == 'Y' || *line == '1';
 }
 
 static void read_host(void)
@@ -1130,6 +1231,11 @@ static void ask_kvm(void)
 	int features = ioctl(vm, KVM_CHECK_EXTENSION, KVM_CAP_GLOBAL_TDP);
 
 	host.features = features > 0 ? features : 0;
+	host.always = KVM_GLOBAL_TDP_FOLLOW | KVM_GLOBAL_TDP_FAULT_AROUND |
+		      KVM_GLOBAL_TDP_POPULATE;
+	if (is_on("/sys/module/kvm/parameters/global_tdp_page_cache"))
+		host.always |= KVM_GLOBAL_TDP_PAGE_CACHE;
+	host.always &= host.features;
 	host.prefault = ioctl(vm, KVM_CHECK_EXTENSION, KVM_CAP_PRE_FAULT_MEMORY) > 0;
 	host.tsc_khz = IOCTL(vcpu, KVM_GET_TSC_KHZ, 0);
 	run_size = IOCTL(kvm_fd, KVM_GET_VCPU_MMAP_SIZE, 0);
@@ -1164,8 +1270,10 @@ static void help(void)
 	       "                  the available memory allows)\n"
 	       "  -c VCPUS        at most so many (default the CPUs it may use, at most %lu)\n"
 	       "  -r REPETITIONS  of all measurements, 1 to %lu (default %lu)\n"
-	       "  -g GIB          of the guest that the last paragraph is about (default %lu)\n"
-	       "  --json FILE     write all figures there, too; nothing private is in it\n",
+	       "  -g GIB          of the guest that the summary is about (default %lu)\n"
+	       "  --json FILE     write all figures there, too; nothing private is in it\n"
+	       "By default it takes three minutes and 600 MiB. The last line says whether Global TDP is\n"
+	       "worth it.\n",
 	       LEAST_MIB, MOST_MIB, DEFAULT_MIB, DEFAULT_VCPUS, MOST_REPS, DEFAULT_REPS,
 	       DEFAULT_GIB);
 	exit(0);
@@ -1198,6 +1306,18 @@ static void choose_sizes(void)
 	if (mib < most_vcpus * MIB_PER_VCPU)
 		die(2, "-m %lu: too little for %lu vCPUs: give %lu or more, or -c", mib, most_vcpus,
 		    (most_vcpus * MIB_PER_VCPU + MIB_STEP - 1) & -MIB_STEP);
+}
+
+/* On a host's CPU; an emulated one takes longer. */
+static void show_cost(void)
+{
+	unsigned long minutes = (3 * mib * reps + DEFAULT_MIB * DEFAULT_REPS - 1) /
+				(DEFAULT_MIB * DEFAULT_REPS);
+
+	printf("This takes %lu minute%s, %lu MiB of memory and %lu CPU%s; it changes nothing, and can "
+	       "be interrupted.\n\n", minutes, minutes > 1 ? "s" : "", mib + mib / 8 + 24,
+	       most_vcpus, most_vcpus > 1 ? "s" : "");
+	fflush(stdout);
 }
 
 static void parse_options(int argc, char **argv)
@@ -1271,6 +1391,7 @@ int main(int argc, char **argv)
 	read_host();
 	ask_kvm();
 	open_json();
+	show_cost();
 	for (size_t i = 0; i < NR_KINDS; i++)
 		measure_kind(&kinds[i]);
 	write_json();

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -161,6 +162,11 @@ class _Host(unittest.TestCase):
                 text = text.replace(f"@{word}@", value)
             _write(self.root / "package" / name, text)
             (self.root / "package" / name).chmod(0o755)
+        self.tested(VERSION, "6.12.117-2", "6.12.117-3")
+
+    def tested(self, *versions: str) -> None:
+        listed = "".join(f"{version} 2026-11-28 e2efe36\n" for version in versions)
+        _write(self.root / "package" / "tested", f"# x\n{listed}")
 
     def program(self, name: str, script: str) -> None:
         _write(self.programs / name, f"#!/bin/sh\n{script}\n")
@@ -206,6 +212,59 @@ class CheckKernel(_Host):
             self.image(version)
             self.headers(version)
             self.assert_accepted("check-kernel", f"{version}\n")
+
+    def settings(self, text: str) -> None:
+        _write(self.root / "etc/default/kvm-global-tdp", text)
+
+    def test_one_that_was_not_tested(self) -> None:
+        """Also if the list is empty, or has one whose name begins or looks the same."""
+        self.image(VERSION)
+        for listed in ((), ("6.12.117-11", "6.12.11", "6x12.117-1", "6.12.117-1~deb12u2")):
+            self.tested(*listed)
+            self.assert_refused("check-kernel", f"not tested on Debian's linux {VERSION}: wait")
+            self.settings("untested=yes\n")
+            self.assert_accepted("check-kernel", f"{VERSION}\n")
+            (self.root / "etc/default/kvm-global-tdp").unlink()
+
+    def test_a_rebuild_is_what_it_was_made_of(self) -> None:
+        """The first one: another has a change of its own."""
+        same = ("6.12.117-1~deb12u1", "6.12.117-1~bpo12+1", VERSION)
+        for listed in same:
+            self.tested(listed)
+            for version in same:
+                self.image(version)
+                self.assert_accepted("check-kernel", f"{version}\n")
+            for version in ("6.12.117-1~deb12u2", "6.12.117-1+deb13u1", "6.12.117-1~rc1"):
+                self.image(version)
+                self.assert_refused("check-kernel", "not tested")
+
+    def test_settings(self) -> None:
+        self.image(VERSION)
+        self.tested()
+        for text in ("", "# untested=yes\n\n", "untested=no\n"):
+            self.settings(text)
+            self.assert_refused("check-kernel", "not tested")
+        for text in ("# x\nuntested=yes # y\n", 'untested="yes"\n', "untested=yes"):
+            self.settings(text)
+            self.assert_accepted("check-kernel", f"{VERSION}\n")
+
+    def test_malformed_settings(self) -> None:
+        """Nothing of them is run, or matters to what was tested."""
+        ran = self.root / "ran"
+        bad = ("untested = yes\n", "untested=yes\nuntested=no\n", "yes\n", "untested=YES\n")
+        for text in (*bad, f"untested=$(touch {ran})\n", f"touch {ran}\n", "\xff\0\n"):
+            self.tested()
+            self.settings(text)
+            self.image(VERSION)
+            self.assert_refused("check-kernel", "correct it, then dpkg-reconfigure")
+            self.assertFalse(ran.exists())
+            self.tested(VERSION)
+            self.assert_accepted("check-kernel", f"{VERSION}\n")
+
+    def test_the_list_is_gone(self) -> None:
+        self.image(VERSION)
+        (self.root / "package" / "tested").unlink()
+        self.assert_refused("check-kernel", "reinstall kvm-global-tdp-dkms")
 
     def test_headers_of_another_upload(self) -> None:
         self.image(VERSION)
@@ -877,11 +936,41 @@ class Status(_Host):
     def module(self, name: str, content: str) -> None:
         _write(self.root / "sys/module/kvm" / name, content)
 
-    def assert_status(self, status: int, said: str, *options: str) -> None:
+    def setUp(self) -> None:
+        super().setUp()
+        self.debugfs = self.root / "sys/kernel/debug/kvm"
+        # Ours is not installed: nothing is known of the machine that this runs on.
+        self.program("modinfo", "exit 1")
+
+    def status(self, *options: str) -> subprocess.CompletedProcess[str]:
+        path = f"{self.programs}:{os.environ['PATH']}"
         command = ["sh", PACKAGING / "global-tdp-status", *options, self.root]
-        done = subprocess.run(command, capture_output=True, text=True)
-        self.assertEqual((done.returncode, done.stdout.count("\n")), (status, 1), done)
+        env = {**os.environ, "PATH": path}
+        return subprocess.run(command, capture_output=True, text=True, env=env)
+
+    def assert_status(self, status: int, said: str, *options: str) -> None:
+        done = self.status(*options)
+        found = (done.returncode, done.stdout.count("\n"), done.stderr)
+        self.assertEqual(found, (status, 1, ""), done)
         self.assertIn(said, done.stdout)
+        told = json.loads(self.status("--json").stdout)
+        if not options:
+            self.assertEqual(
+                (told["status"], f"global-tdp {told['says']}\n"), (status, done.stdout)
+            )
+
+    def vm(self, name: str, threads: int, **statistics: int) -> None:
+        """One that has Global TDP, and the sums, of what is told here."""
+        known = ("populated_4k", "populated_2m", "populated_1g", "populate_time_ns")
+        for each in (*known, "populate_nomem", "thread_failed"):
+            value, total = statistics.get(each, 0), self.debugfs / f"tdp_{each}"
+            _write(self.debugfs / name / f"tdp_{each}", f"{value}\n")
+            before = int(total.read_text()) if total.exists() else 0
+            _write(total, f"{before + value}\n")
+        task = self.root / "proc" / name.partition("-")[0] / "task"
+        _write(task / "1/comm", "qemu-system-x86\n")
+        for number in range(threads):
+            _write(task / f"{number + 2}/comm", "kvm-gtdp\n")
 
     def ours(self, on: str) -> None:
         self.module("version", PACKAGE.version + "\n")
@@ -889,23 +978,64 @@ class Status(_Host):
 
     def test_on(self) -> None:
         self.ours("always")
-        debugfs = self.root / "sys/kernel/debug/kvm"
-        for vm in ("10-7", "11-7", "12-7"):
-            _write(debugfs / vm / "pages_4k", "0\n")
-        for vm in ("10-7", "12-7"):
-            _write(debugfs / vm / "tdp_populated_4k", "0\n")
-        _write(debugfs / "tdp_populated_4k", "5\n")
-        self.assert_status(0, f"2 of 3 VMs have it; KVM {PACKAGE.version}")
+        _write(self.debugfs / "11-7/pages_4k", "0\n")
+        self.vm("10-7", 1, populated_4k=512, populate_time_ns=4 * 10**9)
+        self.vm("12-7", 2, populated_2m=3, populated_1g=1)
+        self.vm("12-8", 2)
+        counts = "3 of 4 VMs have it, threads: 3, mapped ahead: 1032 MiB, time for that: 4 s"
+        self.assert_status(0, f"{counts}; KVM {PACKAGE.version}")
+        told = json.loads(self.status("--json").stdout)
+        self.assertEqual((told["vms"], told["vms_with"], told["threads"]), (4, 3, 3))
+        self.assertEqual((told["mapped_kib"], told["time_ms"]), (1032 << 10, 4000))
+        self.assertEqual((told["global_tdp"], told["version"]), ("always", PACKAGE.version))
+
+    def test_no_vms(self) -> None:
+        self.ours("always")
+        self.assert_status(0, "VMs unknown: debugfs is not mounted")
+        self.assertIsNone(json.loads(self.status("--json").stdout)["vms"])
+        self.debugfs.mkdir(parents=True)
+        self.assert_status(0, "0 of 0 VMs have it, threads: 0, mapped ahead: unknown")
+
+    def test_no_thread(self) -> None:
+        """Of a VM that could not have it and has none; it may have got one since."""
+        self.ours("always")
+        self.vm("10-7", 1, thread_failed=3)
+        self.assert_status(0, "OK")
+        self.vm("12-7", 0, thread_failed=3)
+        self.assert_status(2, "CRITICAL: VMs that cannot create their thread: 1: see pids.max")
+
+    def test_no_memory(self) -> None:
+        """Just now, not some time ago."""
+        self.ours("always")
+        self.vm("10-7", 1, populate_nomem=7)
+        self.program("sleep", "exit 0")
+        self.assert_status(0, "OK")
+        self.program("sleep", f"echo 9 >{self.debugfs}/tdp_populate_nomem")
+        done = self.status()
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("CRITICAL: no memory for page tables, 2 times in 5 s", done.stdout)
 
     def test_an_earlier_version_is_loaded(self) -> None:
         """Which has the files for all VMs, until the next boot."""
         self.ours("Y")
-        debugfs = self.root / "sys/kernel/debug/kvm"
-        _write(debugfs / "tdp_threads", "1\n")
-        for vm, threads, populated in (("10-7", 1, 0), ("11-7", 0, 0), ("12-7", 0, 5)):
-            _write(debugfs / vm / "tdp_threads", f"{threads}\n")
-            _write(debugfs / vm / "tdp_populated_4k", f"{populated}\n")
-        self.assert_status(0, f"2 of 3 VMs have it; KVM {PACKAGE.version}")
+        _write(self.debugfs / "tdp_threads", "1\n")
+        self.assert_status(0, "VMs unknown: KVM is of an earlier version")
+
+    def test_options(self) -> None:
+        for options in (["--nonsense"], ["--json", "a"], ["-s"]):
+            done = self.status(*options)
+            self.assertEqual(
+                (done.returncode, done.stdout, done.stderr.count("\n")), (3, "", 1)
+            )
+
+    def test_why_not(self) -> None:
+        self.module("parameters/tdp_mmu", "Y\n")
+        check = self.root / "usr/src/kvm-global-tdp-1/check-source"
+        _write(
+            check, '#!/bin/sh\necho kvm-global-tdp: x keeps its own KVM: \\"y\\" >&2; exit 1\n'
+        )
+        check.chmod(0o755)
+        self.assert_status(2, 'without Global TDP is loaded; x keeps its own KVM: "y"')
 
     def test_off(self) -> None:
         for value in ("ask", "N"):

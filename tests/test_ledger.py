@@ -42,10 +42,14 @@ class Ledger(unittest.TestCase):
             mock.patch.multiple(paths, LINUX=self.root / "build" / "linux", **chosen)
         )
         self.enterContext(mock.patch.dict(os.environ, KVER=""))
+        self.enterContext(mock.patch.object(ledger.debian, "unpacked", self.unpacked))
         self.git("init", "-q")
         self.commit("README.md", "docs")
         self.addCleanup(report.ENDED.clear)
         self.addCleanup(report.TOLD.clear)
+
+    def unpacked(self) -> mock.Mock:
+        return mock.Mock(upload="6.12.117-1")
 
     def git(self, *words: str) -> None:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -82,7 +86,7 @@ class Ledger(unittest.TestCase):
         (key, entry), *more = ledger.load().items()
         self.assertEqual((key, more), (("6.12", "test cover"), []))
         self.assertEqual((entry.passed, entry.failed, entry.skipped), (3, 0, 1))
-        self.assertFalse(entry.edits)
+        self.assertEqual((entry.edits, entry.upload), (False, "6.12.117-1"))
         self.assertEqual(entry.date, datetime.datetime.now(datetime.UTC).date())
         came = f"3 passed, 0 failed, 1 skipped: {entry.commit[:8]}, {entry.date}"
         row = f"| `test WHAT=cover` | {came} |"

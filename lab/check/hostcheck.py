@@ -26,8 +26,9 @@ _PAGES = _MIB << 8
 _REPETITIONS = 2
 _SMALL = ("-m", str(_MIB), "-r", str(_REPETITIONS))
 _STOCK = ("touch", "prefault")
-_OURS = (*_STOCK, "around", "populate", "follow")
+_OURS = (*_STOCK, "around", "populate", "idle", "follow")
 _MAPPED = ("prefault", "populate", "follow")
+_ALWAYS = ["follow", "fault-around", "populate"]
 """Ways after which a vCPU has nothing to fault on."""
 
 _LATENCIES = {True: ("rest", "off"), False: ("rest", "off", "locking", "on")}
@@ -35,6 +36,7 @@ _MISSING = "KVM_CAP_GLOBAL_TDP and KVM_POPULATE_MEMORY are missing"
 _PRIVATE = ("hostname", "node", "user", "path", "uuid", "serial", "mac", "address")
 
 _PARAMETER = Path("/sys/module/kvm/parameters/global_tdp")
+_PAGE_CACHE = Path("/sys/module/kvm/parameters/global_tdp_page_cache")
 _THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _VMS = Path("/sys/kernel/debug/kvm")
 
@@ -48,7 +50,8 @@ def stock() -> None:
     _expect("not measured, and rather" in text, "it says that it has not measured ours")
     _touches(data, _STOCK)
     _latencies(data, stock=True)
-    _expect(data["has"]["global_tdp"] == 0, "no Global TDP in the JSON")
+    _expect("by an estimate, for VMs that touch more than 2%" in text, "the verdict is one")
+    _expect(data["has"]["global_tdp"] == [], "no Global TDP in the JSON")
     _expect(not any(each["tables_measured"] for each in data["estimates"]), "an estimate")
 
 
@@ -57,6 +60,13 @@ def ours() -> None:
     text, data = _measure(*_SMALL)
     _expect("missing" not in text, "nothing is missing")
     _expect("measured here" in text, "it has measured ours")
+    _expect("Worth it for VMs that touch more than" in text, "so it says if it is worth it")
+    _expect("with Global TDP off. For stock's" in text, "and what the VM's end takes")
+    has = data["has"]["global_tdp"]
+    _expect(has == [*_ALWAYS, "page-cache", "harvest"], f"all features by name: {has}")
+    _expect(data["has"]["always"] == _ALWAYS, "and those of kvm.global_tdp=1")
+    on = {tuple(each["features"]) for each in data["touches"] if each["way"] == "follow"}
+    _expect(on == {tuple(_ALWAYS)}, f"which are on in a VM that is on: {on}")
     _touches(data, _OURS)
     _latencies(data, stock=False)
     _expect(all(each["tables_measured"] for each in data["estimates"]), "a measurement")
@@ -64,12 +74,13 @@ def ours() -> None:
 
 def on_by_parameter() -> None:
     """Tell that VMs with Global TDP off are not like those of a stock KVM then."""
-    with _written(_PARAMETER, "1"):
+    with _written(_PARAMETER, "1"), _written(_PAGE_CACHE, "1"):
         text, data = _measure(*_SMALL, "-c", "1")
     _expect("kvm.global_tdp is on" in text, "it says that the parameter is on")
     _expect(data["options"]["vcpus"] == 1, "one vCPU")
-    off = {each["features"] for each in data["touches"] if each["way"] in _STOCK}
-    _expect(off == {0}, "VMs with it off have it off")
+    off = [each["features"] for each in data["touches"] if each["way"] in _STOCK]
+    _expect(not any(off), "VMs with it off have it off")
+    _expect(data["has"]["always"] == [*_ALWAYS, "page-cache"], "the page cache is on as well")
 
 
 def no_huge_pages() -> None:
@@ -122,9 +133,15 @@ def _measure(*arguments: str) -> tuple[str, Json]:
         _expect(not done.stderr, "no progress but on a terminal")
         written = file.read_text()
     data = json.loads(written)
+    said = done.stdout.splitlines()
+    _expect(
+        said[0].startswith("This takes 1 minute, 42 MiB of memory"), "it says what it takes"
+    )
+    _expect("not worth it with huge pages" in said[-1].lower(), "the last line is the verdict")
+    _expect(0 < data["worth_above_percent"] < 100, "which is in the JSON, too")
     _expect("4 KiB pages, 16 MiB" in done.stdout, "the table is there")
     _expect("A guest of 64 GiB pays" in done.stdout, "the last paragraph is there")
-    _expect(data["program"] == "global-tdp-check" and data["format"] == 1, "JSON of ours")
+    _expect(data["program"] == "global-tdp-check" and data["format"] == 2, "JSON of ours")
     machine = data["machine"]
     _expect(machine["stage2"] == "NPT" and machine["tsc_khz"] > 0, "the machine is in it")
     name = Path("/proc/sys/kernel/hostname").read_text().strip()
@@ -141,7 +158,11 @@ def _touches(data: Json, ways: Sequence[str]) -> None:
     _expect(found == wanted, f"all that was to be measured: {found}")
     for each in data["touches"]:
         faults, name = each["faults"], " ".join(map(str, each.values()))
-        if each["way"] in _MAPPED:
+        _expect(each["end_ns"]["least"] > 0, f"what the VM's end takes: {name}")
+        if each["way"] == "idle":
+            _expect(each["prepare_ns"]["least"] > 0, f"what populating costs: {name}")
+            _expect(faults is each["first_ns"] is None, f"nothing is touched: {name}")
+        elif each["way"] in _MAPPED:
             _expect(faults["most"] == 0, f"no faults: {name}")
             _expect(each["prepare_ns"]["least"] > 0, f"what that costs: {name}")
         else:

@@ -21,7 +21,7 @@ from lab.check.outcome import State
 from lab.error import LabError
 from lab.paths import ROOT, VERSIONS
 from lab.shell import locked
-from lab.source import tree
+from lab.source import debian, tree
 from lab.source.git import Git
 
 FILE = ROOT / "docs" / "ledger.toml"
@@ -62,6 +62,9 @@ class Entry:
     edits: bool = False
     """Whether the tree had uncommitted changes."""
 
+    upload: str = ""
+    """Of Debian's linux, that the lab has."""
+
     def __str__(self) -> str:
         counts = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
         came = counts if self.passed + self.failed else "failed" if self.status else "passed"
@@ -84,13 +87,15 @@ class Run:
     def end(self, status: int, counted: bool = True) -> None:
         """Write down what came of it: of each target what its parts, or else all, say."""
         at = (self.commit, datetime.datetime.now(datetime.UTC).date())
+        kernel = debian.unpacked()
+        more = {"edits": self.edits, "upload": kernel.upload if kernel else ""}
         with locked("ledger", paths.SHARED):
             entries = load()
             for target in self.targets:
                 counts = _counts(target) if counted else Counter()
                 red = report.status(counts) if len(self.targets) > 1 else status
                 numbers = {str(state): counts[state] for state in State}
-                entry = Entry(*at, red, **numbers, edits=self.edits)
+                entry = Entry(*at, red, **numbers, **more)
                 entries[paths.VERSION, target] = entry
             FILE.write_text("".join(_toml(entries)))
             SHOWN.write()
@@ -191,14 +196,15 @@ def warnings() -> Iterator[str]:
     entries, found = load(), {}
     for version in VERSIONS:
         for target in TARGETS:
-            why = _wrong(version, entries.get((version, target)))
+            why = wrong(version, entries.get((version, target)))
             if why and is_of(version, target):
                 found.setdefault((version, why), []).append(target)
     for (version, why), targets in found.items():
         yield f"{version}, {why}: {', '.join(map(shown, targets))}"
 
 
-def _wrong(version: str, entry: Entry | None) -> str:
+def wrong(version: str, entry: Entry | None) -> str:
+    """Return why an entry does not count, "" if it does."""
     if entry is None:
         return "never run"
     if entry.status:

@@ -54,6 +54,9 @@ TOOLS = "dkms,patch,systemd-sysv,udev,kmod,initramfs-tools,openssl,mokutil,ccach
 OLDER = 2
 """How many uploads may have come since the newest that the series applies to."""
 
+SETTINGS = "etc/default/kvm-global-tdp"
+"""Lets the package build for the kernels here, which this is a test of."""
+
 EARLY = "etc/initramfs-tools/modules"
 """Names what an initramfs loads: on hosts that assign devices, KVM with VFIO."""
 
@@ -173,6 +176,7 @@ class _System:
             self._other_kernel()
             self._upgrade()
             self._another_upload()
+            self._not_tested()
             self._does_not_apply()
             self._does_not_compile()
             self._reinstalled()
@@ -247,6 +251,8 @@ class _System:
         shell.output("tar", "-xpf", base, "-C", self.root, "--numeric-owner")
         with (self.root / EARLY).open("a") as early:
             early.write(f"{DISK}kvm\n")
+        (self.root / SETTINGS).parent.mkdir(exist_ok=True)
+        (self.root / SETTINGS).write_text("untested=yes\n")
         shutil.copy(self.package.path, self.root / "package.deb")
         self._pack_earlier()
 
@@ -466,6 +472,27 @@ class _System:
         wrong = [line for line in verified if "/kvm/" in line] + [*map(str, own.glob("*.held"))]
         what = "what was held of another upload is dropped"
         self._note("refuse", what, " ".join(wrong), not wrong)
+
+    def _not_tested(self) -> None:
+        """An upload that is not in the list keeps its own KVM; one that is in it has ours."""
+        listed = self.root / f"usr/src/kvm-global-tdp-{self.package.version}/tested"
+        settings, before = self.root / SETTINGS, listed.read_text()
+        headers = f"linux-headers-{self.kernel}"
+        for text, word in (
+            ("", f"was not tested on Debian's linux {self.upload.version}"),
+            ("untested=maybe\n", "correct it"),
+        ):
+            listed.write_text("# none\n")
+            settings.write_text(text)
+            done = self._inside("dpkg-reconfigure", headers)
+            self._note_kept("refuse", f"an upload not in the list, {text!r}", done, word)
+        self._note_early("refuse", "the initramfs has the kernel's own", "kernel/arch")
+        listed.write_text(f"{self.upload.version} 2026-11-28 0123456789ab\n")
+        with working(f"{self.release}: DKMS builds for what is in the list"):
+            done = self._inside("dpkg-reconfigure", headers)
+        self._note_built("refuse", "in the list: ours is built", done, self.kernel)
+        listed.write_text(before)
+        settings.write_text("untested=yes\n")
 
     def _does_not_apply(self) -> None:
         """A patch fails, or there is no room: the kernel has its own KVM."""

@@ -35,7 +35,7 @@ HOOK = "dkms-global-tdp"
 
 _IN_SOURCES = (
     *("check-kernel", "check-source", "take-sources", "check-load", "keep-stock"),
-    *("dkms.conf", "origin.patch"),
+    *("dkms.conf", "origin.patch", "tested"),
 )
 _PROGRAMS = {
     "usr/lib/kvm-global-tdp": ("kernel-hook", "remake-initramfs"),

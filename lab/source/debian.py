@@ -88,6 +88,15 @@ class Kernel:
     def source(self) -> Path:
         return self.root / "usr" / "src" / f"{SOURCE}.tar.xz"
 
+    @property
+    def upload(self) -> str:
+        """Which of Debian's linux it is; a bzImage's header says where `uname -rv` is."""
+        with self.image.open("rb") as image:
+            head = image.read(1 << 16)
+        at = 0x200 + int.from_bytes(head[0x20E:0x210], "little")
+        said = re.match(rb"[^\0]* Debian (\S+) ", head[at:])
+        return said[1].decode() if said else ""
+
 
 def kernel() -> Kernel:
     """Return the kernel under build/, fetching the newest (or $KVER) if there is none.
@@ -96,9 +105,8 @@ def kernel() -> Kernel:
     """
     wanted = os.environ.get("KVER", "")
     if not wanted:
-        unpacked = sorted(DEBIAN.glob("*/usr/src/linux-source-*.tar.xz"), key=_age)
-        if unpacked:
-            return Kernel(unpacked[-1].relative_to(DEBIAN).parts[0])
+        if there := unpacked():
+            return there
     elif Kernel(wanted).source.exists():
         return Kernel(wanted)
     release, version = _resolve(wanted)
@@ -106,6 +114,12 @@ def kernel() -> Kernel:
         if not Kernel(release).source.exists():
             _fetch(Kernel(release), version)
     return Kernel(release)
+
+
+def unpacked() -> Kernel | None:
+    """Return the one under build/ that was unpacked last."""
+    found = sorted(DEBIAN.glob("*/usr/src/linux-source-*.tar.xz"), key=_age)
+    return Kernel(found[-1].relative_to(DEBIAN).parts[0]) if found else None
 
 
 def _age(path: Path) -> float:
