@@ -9,7 +9,7 @@ stamp = build/$(if $(filter 7.3,$(SERIES)),7.3/).setup
 run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(if $(STOCK),--stock) \
 	$(if $(CHECKED),--checked) $(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(BACKEND),--backend $(BACKEND)) \
-	$(if $(MACHINE),--machine $(MACHINE))
+	$(if $(MACHINE),--machine $(MACHINE)) $(if $(QUANTUM),--quantum $(QUANTUM))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
 	stress fuzz test-broken bisect model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm test-rust bench bench-bulk bench-dax bench-locking bench-perf bench-reclaim bench-scale bench-sparse bench-working-set lab docs lint ledger clean
@@ -127,7 +127,7 @@ bench-scale: $(stamp) ## model what large VMs cost from what small ones do, and 
 bench-perf: $(stamp) ## run KVM's own perf tests for 1 to 8 vCPUs, stock beside ours, all ways to map memory [ARGS='--vcpus 1 2']
 	@$(lab) bench-perf $(ARGS)
 
-lab: $(stamp) ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK CHECKED TIMEOUT BACKEND MACHINE=4level]
+lab: $(stamp) ## run CMD='...' in an emulated machine [CPUS MEM PARAMS ICOUNT STOCK CHECKED TIMEOUT MACHINE=4level BACKEND=ept QUANTUM=3]
 	@$(lab) run $(run_options) -- "$$CMD"
 
 docs: $(stamp) ## build the HTML of Documentation/virt/kvm into build/docs; fails on a new warning

@@ -74,11 +74,15 @@ def _selftests(_: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.backend == "ept":
+        ept.check(args.cpus, args.quantum)
+        if args.machine != "default":
+            raise LabError("--machine is of NPT: Bochs has one machine")
+    elif args.quantum is not None:
+        raise LabError("--quantum is of EPT: add --backend ept")
     if not args.stock:
         modules.build(checked=args.checked)
     if args.backend == "ept":
-        if args.machine != "default":
-            raise LabError("--machine is of NPT: Bochs has one machine")
         return _run_on_bochs(args)
     return npt.command(
         args.cmd,
@@ -103,6 +107,8 @@ def _run_on_bochs(args: argparse.Namespace) -> int:
         stock=args.stock,
         checked=args.checked,
         timeout=args.timeout,
+        cpus=args.cpus,
+        quantum=args.quantum,
         live=sys.stdout.buffer,
     )
     if done.died:
@@ -220,6 +226,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend", choices=("npt", "ept"), default="npt", help="AMD or Intel"
     )
+    ept.add_quantum(command)
     npt.add_machine(command)
     command.add_argument("cmd", help="shell command; runs as root in the repository's root")
 

@@ -172,13 +172,6 @@ class Expected(unittest.TestCase):
         ):
             self.assertIs(self.found(name, machine, 0, output), state, (name, machine))
 
-    def test_the_kernel_may_speak_meanwhile(self) -> None:
-        """On Bochs, whose one serial line is the test's and the log's."""
-        output = "ok 2 # SKIP memory becomes sec[   77.701638] lab: end\nret\n"
-        self.assertIs(self.found("global_tdp_vma_test", "ept", 0, output), PASSED)
-        output = "ok 2 # SKIP memory becomes s[    7.701638] lab: end\noft\n"
-        self.assertIs(self.found("global_tdp_vma_test", "ept", 0, output), FAILED)
-
     def test_each_is_of_a_test_and_of_what_some_machine_lacks(self) -> None:
         for skip in (each for each in tests.SKIPS if VERSION in each.of):
             text = selftests.source_of(f"x86_64/{skip.program}").read_text()
