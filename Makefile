@@ -12,7 +12,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(MACHINE),--machine $(MACHINE)) $(if $(QUANTUM),--quantum $(QUANTUM))
 
 .PHONY: help setup tree series refresh modules deb test-package selftests check test \
-	stress fuzz test-broken bisect model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm test-rust bench bench-bulk bench-dax bench-locking bench-perf bench-reclaim bench-scale bench-sparse bench-working-set lab docs lint ledger clean
+	stress fuzz races test-broken bisect model test-debug cover test-host-check test-tools tools demo qemu test-qemu test-assigned test-nvdimm test-rust bench bench-bulk bench-dax bench-locking bench-perf bench-reclaim bench-scale bench-sparse bench-working-set lab docs lint ledger clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -51,11 +51,14 @@ check: $(stamp) ## run the series' tests on NPT, global_tdp=1, but seven; under 
 test: $(stamp) ## run every test: the series' on NPT and EPT, the kernel's own against stock modules; of 7.3 once, on NPT [TESTS ARGS='--only npt' TESTS_OF=7.3 SEED=0x1]
 	@$(lab) test --tests "$$TESTS" $(ARGS)
 
-stress: $(stamp) ## race everything with everything for ten minutes [ARGS='--seconds 60 --seed 1 --machine default']
+stress: $(stamp) ## race everything with everything for ten minutes [ARGS='--seconds 60 --seed 1 --machine ept --cpus 2 --quantum 3']
 	@$(lab) stress $(ARGS)
 
 fuzz: $(stamp) ## hand random and hostile arguments to capability and ioctl [ARGS='--calls 5000 --seed 1 --machine default']
 	@$(lab) fuzz $(ARGS)
+
+races: $(stamp) ## search for races on EPT, whose CPUs take turns of so many instructions; and say which broken promises of races show; hours [ARGS='--only late --cpus 2 --quantum 3 --seed 1']
+	@$(lab) races $(ARGS)
 
 test-broken: $(stamp) ## break each promise of the series in turn, see a test notice [ARGS='--only uffd']
 	@$(lab) test-broken $(ARGS)

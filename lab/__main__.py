@@ -175,6 +175,8 @@ def parser() -> argparse.ArgumentParser:
     suite.configure(add("test", suite.run, "run all tests: the series' and the kernel's own"))
     suite.configure_check(add("check", suite.check, "run the series' tests on NPT"))
     stress.configure(add("stress", stress.run, "run the churn test for long"))
+    text = "search for races on EPT, in the code as it is and with promises broken"
+    stress.configure_races(add("races", stress.races, text))
     stress.configure_fuzz(add("fuzz", stress.fuzz, "hand random arguments to the interfaces"))
     text = "break each promise of the series, see a test notice"
     broken.configure(add("test-broken", broken.run, text))

@@ -1,14 +1,21 @@
 """What is heard of Bochs, and which CPUs it can have."""
 
+import io
 import subprocess
 import tempfile
 import unittest
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 from lab import __main__ as main
+from lab.check import broken, report, stress
+from lab.check.outcome import State
 from lab.error import LabError
 from lab.machine import ept, runs, served
-from lab.machine.result import Stream
+from lab.machine.result import Result, Run, Stream
 from tests.test_result import TWO
 
 
@@ -49,6 +56,41 @@ class Cpus(unittest.TestCase):
             args = main.parser().parse_args(["run", *words.split(), "--", "true"])
             with self.assertRaisesRegex(LabError, said):
                 main._run(args)
+
+
+class Races(unittest.TestCase):
+    """What a search for them says."""
+
+    def search(self, shows: Callable[..., bool]) -> Counter[State]:
+        """Return it of one broken promise; `shows` says of each run whether a race does."""
+
+        def run(*_: object, **options: object) -> Run:
+            return Run(Path(), [Result(0, status=int(shows(**options)))])
+
+        entry = broken.Broken(Path("a"), "p", "a is 3", test="churn")
+        args = main.parser().parse_args(["races", "--seeds", "2"])
+        with (
+            mock.patch.multiple(broken, load=lambda: [entry], build=lambda *_: Path("kvm.ko")),
+            mock.patch.multiple(stress, modules=mock.Mock(), selftests=mock.Mock()),
+            mock.patch.object(stress, "locked", nullcontext),
+            mock.patch.object(ept, "run", run),
+            redirect_stdout(io.StringIO()),
+        ):
+            args.run(args)
+        return report.ENDED
+
+    def test_one_may_show_if_something_is_broken(self) -> None:
+        """On whichever machine."""
+        found = self.search(lambda cpus, kvm=None, **_: bool(kvm) and cpus == 4)
+        self.assertEqual(found, {State.PASSED: 2})
+
+    def test_else_none_may(self) -> None:
+        found = self.search(lambda **_: True)
+        self.assertEqual(found, {State.FAILED: 1, State.PASSED: 1})
+
+    def test_what_shows_nowhere_is_said(self) -> None:
+        found = self.search(lambda **_: False)
+        self.assertEqual(found, {State.PASSED: 1, State.SKIPPED: 1})
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ FOR_ONE = {
     "deb": "the package is",
     "test-package": "the package is",
     "test-broken": "what breaks the promises in tests/broken is",
+    "races": "what breaks the promises in tests/broken is",
     "cover": "the kernel that counts lines is",
     "bench-scale": "what is recorded in docs/scale.json is",
 }
