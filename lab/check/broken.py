@@ -110,8 +110,8 @@ class Broken:
 
     @property
     def is_race(self) -> bool:
-        """Whether it takes a delay, or everything at once, to notice."""
-        return bool(self.late) or "churn" in self.test.split()
+        """Whether it takes a delay, or churn alone, to notice."""
+        return bool(self.late) or self.test == "churn"
 
     def in_turns(self, cpus: int, quantum: int | None) -> "Broken":
         """Return it for Bochs, whose CPUs take turns that are to do what a delay does.
