@@ -38,6 +38,17 @@ class Heard(unittest.TestCase):
             self.assertEqual([result.status for result in ended], [0, 254])
             self.assertEqual(live.getvalue(), b"hello\nno newlinebad\r\n")
 
+    def test_the_kernel_speaks_as_a_mark_ends(self) -> None:
+        """Where both have the same line."""
+        text = b"\x1elab: run 0 a\r[ 14.187783] Adding swap\r\n\nhello\r\n\x1elab: end 0 0\r\n"
+        for size in range(1, len(text)):
+            stream = Stream()
+            for start in range(0, len(text), size):
+                stream.feed(text[start : start + size])
+            (result,) = stream.results
+            self.assertEqual((result.name, result.status), ("a", 0))
+            self.assertEqual(result.output, "[ 14.187783] Adding swap\n\nhello\n")
+
     def test_a_mark_into_which_another_writes(self) -> None:
         """Its status is not known; others are."""
         stream = Stream()

@@ -22,7 +22,9 @@ KILLED = 128 + 9
 """Status of a command that did not end in time."""
 
 _RS = b"\x1e"
-_MARK = re.compile(rb"\x1elab: (\w+) ?([^\n\r]*)\r?\n")
+_MARK = re.compile(rb"\x1elab: (\w+) ?([^\n\r]*)(?:\r?\n|\r(?=[^\n]))")
+"""Where both have one port, as package.sh, the kernel may speak within the end of a line."""
+
 _STATUS = re.compile(r"\d+ (\d+)")
 
 
