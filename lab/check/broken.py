@@ -264,7 +264,8 @@ def _run(
         wanted = f"{broken.params} {broken.intel and f'kvm_intel.{broken.intel}'}"
         programs = [SELFTESTS / command.name.split()[0] for command in commands]
         turns = {"cpus": int(broken.cpus), "quantum": int(broken.quantum or 0) or None}
-        return ept.run(commands, programs, wanted, timeout=_EPT_SECONDS, **turns, **chosen)
+        limit = _EPT_SECONDS * max(1, 2 * turns["cpus"])
+        return ept.run(commands, programs, wanted, timeout=limit, **turns, **chosen)
     limit = _SECONDS * len(commands) + npt.BOOT_SECONDS
     return npt.run(
         commands, params=broken.params, machine=broken.machine, timeout=limit, **chosen

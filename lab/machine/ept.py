@@ -47,8 +47,6 @@ _KVM_INTEL = "kvm_intel.enable_apicv=0"
 """Bochs has posted interrupts, but does not take KVM's descriptor of them."""
 
 MOST_CPUS = 4
-"""A second of the machine takes Bochs so many times longer."""
-
 QUANTA = range(1, 17)
 _QUANTUM = 16
 """Bochs' default."""
@@ -94,8 +92,8 @@ def run(
     """Boot once, load KVM, run `commands`, and return what came of them.
 
     `programs` are static. `mem` is in MiB; a command's limit is in seconds of the machine, of
-    which one takes up to eight. `cpus` and `quantum` are as check() wants them. The rest is as
-    in lab.machine.npt.
+    which one takes up to eight, or forty with two CPUs and a quantum of 3. `cpus` and `quantum`
+    are as check() wants them. The rest is as in lab.machine.npt.
     """
     check(cpus, quantum)
     BOCHS.ensure()
