@@ -11,7 +11,8 @@ where = $(if $(STOCK),--stock) $(if $(BACKEND),--backend $(BACKEND))
 checked = $(if $(CHECKED),--checked)
 run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 	$(if $(PARAMS),--params '$(PARAMS)') $(if $(ICOUNT),--icount) $(checked) $(where) \
-	$(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(MACHINE),--machine $(MACHINE))
+	$(if $(TIMEOUT),--timeout $(TIMEOUT)) $(if $(MACHINE),--machine $(MACHINE)) \
+	$(if $(QUANTUM),--quantum $(QUANTUM))
 
 .PHONY: help demo check test bench lab tree modules selftests refresh series deb qemu docs lint clean
 .DEFAULT_GOAL := help
@@ -37,6 +38,7 @@ test: $(stamp) ## run every test; an hour [TESTS TESTS_OF=7.3 SEED=0x1 ARGS='--o
 #: model       prove the protocol with spin, and break it [ARGS='--show span/NO_CARRY']
 #: bisect      build and boot after every patch; half an hour [ARGS='--first 20']
 #: stress      race everything with everything [ARGS='--seconds 60 --seed 1']
+#: races       a search for races on EPT; hours [ARGS='--only late --cpus 2 --quantum 3']
 #: fuzz        random and hostile arguments to the ioctls [ARGS='--calls 5000 --seed 1']
 #: package     install, use and remove the package on Debian 12, 13 and backports
 #: qemu        the tests that our patches add to QEMU's; five minutes, after make qemu
@@ -58,7 +60,7 @@ bench: $(stamp) ## count instructions a page, stock and ours, against targets; o
 #: working-set guests of which it was recorded what they need first; four minutes
 	@$(lab) bench $(WHAT) $(ARGS)
 
-lab: $(stamp) ## run CMD='...' in a machine [CPUS MEM PARAMS ICOUNT STOCK CHECKED BACKEND ...]
+lab: $(stamp) ## run CMD='...' in a machine [CPUS MEM PARAMS ICOUNT STOCK BACKEND QUANTUM ...]
 	@$(lab) run $(run_options) -- "$$CMD"
 
 tree: $(stamp) ## compose build/linux: the Debian source, one commit a patch

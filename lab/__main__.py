@@ -60,11 +60,15 @@ def _qemu(_: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.backend == "ept":
+        ept.check(args.cpus, args.quantum)
+        if args.machine != "default":
+            raise LabError("--machine is of NPT: Bochs has one machine")
+    elif args.quantum is not None:
+        raise LabError("--quantum is of EPT: add --backend ept")
     if not args.stock:
         modules.build(checked=args.checked)
     if args.backend == "ept":
-        if args.machine != "default":
-            raise LabError("--machine is of NPT: Bochs has one machine")
         return _run_on_bochs(args)
     return npt.command(
         args.cmd,
@@ -89,6 +93,8 @@ def _run_on_bochs(args: argparse.Namespace) -> int:
         stock=args.stock,
         checked=args.checked,
         timeout=args.timeout,
+        cpus=args.cpus,
+        quantum=args.quantum,
         live=sys.stdout.buffer,
     )
     if done.died:
@@ -130,6 +136,7 @@ WHATS: dict[str, dict[str, tuple[Configure, Target, str]]] = {
         "model": (model.configure, model.run, "prove the protocol with spin, and break it"),
         "bisect": (bisect.configure, bisect.run, "build and boot after every patch"),
         "stress": (stress.configure, stress.run, "run the churn test for long"),
+        "races": (stress.configure_races, stress.races, "search for races on EPT"),
         "fuzz": (stress.configure_fuzz, stress.fuzz, "hand random arguments to the ioctls"),
         "package": (package.configure, package.run, "install, use, remove it on Debian"),
         "qemu": (qtest.configure, qtest.run, "run QEMU's tests of integration/qemu"),
@@ -211,6 +218,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend", choices=("npt", "ept"), default="npt", help="AMD or Intel"
     )
+    ept.add_quantum(command)
     npt.add_machine(command)
     command.add_argument("cmd", help="shell command; runs as root in the repository's root")
 

@@ -36,6 +36,9 @@ _AMBIGUOUS = {
 _FAILED = "==== Test Assertion Failure ====\n  x86_64/a_test.c:7: a == b\n  pid=1\n  a is 3\n"
 
 
+_FAILED_RUN = Run(Path("nowhere"), [Result(0, "t", 254, printed=bytearray(_FAILED.encode()))])
+
+
 @cache
 def _said(path: Path) -> list[str]:
     """Return what each assertion of a source says if it fails: its condition, its format."""
@@ -139,12 +142,23 @@ class Control(unittest.TestCase):
         """Others are tried after it."""
         entry = broken.load()[0]
         with (
-            mock.patch.object(broken, "_build"),
+            mock.patch.object(broken, "build"),
             mock.patch.object(broken, "_run", side_effect=LabError("no boot")),
         ):
             self.assertEqual(
                 broken._try(entry, Path("a")), (State.FAILED, "not by the assertion: no boot")
             )
+
+    def test_cpus_that_take_turns_need_no_delay(self) -> None:
+        entry = broken.Broken(Path("a"), "p", "a is 3", where="f", test="api", late="f")
+        turned = entry.in_turns(2, 3)
+        self.assertNotIn("lab_delay usecs", turned.commands[0].line)
+        with mock.patch.object(broken.ept, "run") as ran:
+            broken._run(turned, turned.commands)
+        self.assertEqual([ran.call_args.kwargs[name] for name in ("cpus", "quantum")], [2, 3])
+        self.assertEqual(broken.judge("a == b", _FAILED_RUN, turned.where)[0], State.PASSED)
+        self.assertTrue(entry.is_race)
+        self.assertFalse(broken.Broken(Path("a"), "p", "a is 3", test="api").is_race)
 
     def test_a_delay_that_is_not_there_is_no_pass(self) -> None:
         """The test would prove nothing."""

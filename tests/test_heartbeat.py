@@ -86,7 +86,7 @@ class EndedTest(unittest.TestCase):
             directory = Path(scratch)
             with subprocess.Popen(["sleep", "60"], start_new_session=True) as machine:
                 clock = served.Served(directory, machine.pid)
-                ept._hear(machine, directory / "console", Stream(), clock, 1.5)
+                ept._hear(machine, directory, Stream(), clock, 1.5)
                 self.assertIsNone(machine.poll())
                 machine.kill()
 

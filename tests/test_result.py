@@ -7,6 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from lab.check.outcome import State, judge
 from lab.machine import runs, served
 from lab.machine.result import COMPLAINED, KILLED, TIMED_OUT, Command, Result, Run, Stream
 from lab.paths import ROOT
@@ -47,6 +48,14 @@ class Heard(unittest.TestCase):
             (result,) = stream.results
             self.assertEqual((result.name, result.status), ("a", 0))
             self.assertEqual(result.output, "[ 14.187783] Adding swap\n\nhello\n")
+
+    def test_a_mark_into_which_another_writes(self) -> None:
+        """Its status is not known; others are."""
+        stream = Stream()
+        stream.feed(b"\x1elab: run 0 a\n\x1elab: end 0 0[    9.7] lab: run\n" + TWO)
+        statuses = [result.status for result in stream.results]
+        self.assertEqual(statuses, [None, 0, 254])
+        self.assertIs(judge("a", stream.results[0]).state, State.FAILED)
 
     def test_a_machine_that_dies_midway(self) -> None:
         stream = Stream()

@@ -172,13 +172,6 @@ class Expected(unittest.TestCase):
         ):
             self.assertIs(self.found(name, machine, 0, output), state, (name, machine))
 
-    def test_the_kernel_may_speak_meanwhile(self) -> None:
-        """On Bochs, whose one serial line is the test's and the log's."""
-        output = "ok 2 # SKIP memory becomes sec[   77.701638] lab: end\nret\n"
-        self.assertIs(self.found("global_tdp_vma_test", "ept", 0, output), PASSED)
-        output = "ok 2 # SKIP memory becomes s[    7.701638] lab: end\noft\n"
-        self.assertIs(self.found("global_tdp_vma_test", "ept", 0, output), FAILED)
-
     def test_each_is_of_a_test_and_of_what_some_machine_lacks(self) -> None:
         for skip in (each for each in tests.SKIPS if VERSION in each.of):
             text = selftests.source_of(f"x86_64/{skip.program}").read_text()
@@ -188,6 +181,7 @@ class Expected(unittest.TestCase):
     def test_each_that_is_named_is_there(self) -> None:
         """Else it would be run no more, or not as it is to be."""
         ours = {name for names in tests.ON_MACHINES.values() for name in names}
+        ours |= {name for _, _, names in tests.IN_TURNS.values() for name in names}
         ours |= {
             name for ways in tests._VARIANTS.values() for _, _, names in ways for name in names
         }
@@ -211,13 +205,15 @@ class Expected(unittest.TestCase):
         with (
             chosen,
             mock.patch.object(tests, "on_machine", return_value=[Test(skipped.name, ())]),
+            mock.patch.object(tests, "in_turns", return_value=[Test(skipped.name, ())]),
             mock.patch.object(tests, "tools"),
             mock.patch.object(suite.probes, "build"),
             mock.patch.object(machines, "on_npt", return_value=done),
             mock.patch.object(machines, "on_ept", return_value=done),
         ):
             kind, tools = suite._kind("4level", [skipped.name]), suite._tools("global_tdp=1")
-            for step in (*steps, kind, tools):
+            turns = suite._in_turns("EPT, 2 CPUs", [skipped.name])
+            for step in (*steps, kind, tools, turns):
                 part = Part("part")
                 step(part)
                 self.assertEqual([each.state for each in part.outcomes], [FAILED])
@@ -299,6 +295,16 @@ class Chosen(unittest.TestCase):
         self.assertNotIn(churn, [test.name for test in tests.on_ept()])
         self.assertIn("global_tdp_api_test", [test.name for test in tests.on_ept()])
         self.assertIn(churn, [test.name for test in tests.on_ept([churn])])
+
+    def test_but_for_one_with_several_cpus(self) -> None:
+        """There, races are brief."""
+        for kind in tests.IN_TURNS:
+            (churn,) = tests.in_turns(kind)
+            self.assertEqual((churn.name, churn.argv[-2]), ("global_tdp_churn_test", "-t"))
+            with mock.patch.object(machines, "on_ept", return_value=Report()) as ran:
+                suite._in_turns(kind, [])(Part("part"))
+            self.assertIn(f"{ran.call_args.kwargs['cpus']} CPUs", kind)
+            self.assertNotIn("CPU", tests.LACKS[kind])
 
     def test_what_is_run_with_other_parameters(self) -> None:
         programs = [f"x86_64/global_tdp_{name}_test" for name in ("api", "populate", "nx")]

@@ -10,9 +10,10 @@ tests/broken/ has a patch a promise; its head, lines of "Name: text", says what 
     Where       a function of the test that the trace of that assertion has, wherever several
                 say the same
 
-and, where it takes that, Late, Usecs, Checked, Machine, Intel and Params, see Broken. First
-all these tests must pass with nothing broken. Then each patch is applied to a mirror of the
-sources of its own, so that neither build/linux nor build/modules are touched; two at a time.
+and, where it takes that, Late, Usecs, Checked, Machine, Cpus, Quantum, Intel and Params, see
+Broken. First all these tests must pass with nothing broken. Then each patch is applied to a
+mirror of the sources of its own, so that neither build/linux nor build/modules are touched; two
+at a time.
 """
 
 import argparse
@@ -48,7 +49,7 @@ _LANES = 2
 _TOGETHER = 12
 _SECONDS = 180
 _EPT_SECONDS = 900
-_PANIC = (
+PANIC = (
     "(cd /proc/sys/kernel && echo 1 >panic_on_oops && echo -1 >panic &&"
     " echo 60 >hung_task_timeout_secs)"
 )
@@ -80,6 +81,10 @@ class Broken:
     machine: str = "default"
     """The one of npt.MACHINES that it takes; or "ept", Bochs."""
 
+    cpus: str = "0"
+    quantum: str = ""
+    """Of the latter, see lab.machine.ept."""
+
     intel: str = ""
     """On the latter, parameters of kvm_intel."""
 
@@ -95,7 +100,7 @@ class Broken:
             late = f"{tests.with_delay(self.late, int(self.usecs))} || exit 1\n"
         return [
             Command(
-                f"{_PANIC}\n{late}{SELFTESTS / program}",
+                f"{PANIC}\n{late}{SELFTESTS / program}",
                 program,
                 limit=_SECONDS,
                 huge_pages=tests.HUGE_PAGES.get(program.split()[0], 0),
@@ -109,14 +114,31 @@ class Broken:
         return re.findall(r"^\+\+\+ b/(\S+)", self.path.read_text(), re.M)
 
     @property
-    def setting(self) -> tuple[str, str, str, str]:
+    def is_race(self) -> bool:
+        """Whether it takes a delay, or churn alone, to notice."""
+        return bool(self.late) or self.test == "churn"
+
+    def in_turns(self, cpus: int, quantum: int | None) -> "Broken":
+        """Return it for Bochs, whose CPUs take turns that are to do what a delay does.
+
+        Traces take addr2line, which is not there.
+        """
+        turns = {"cpus": str(cpus), "quantum": str(quantum or "")}
+        return replace(self, machine="ept", late="", where="", **turns)
+
+    @property
+    def setting(self) -> tuple[str, ...]:
         """What those have in common that one machine can run."""
-        return self.machine, self.intel, self.params, self.checked
+        turns = self.cpus, self.quantum
+        return self.machine, *turns, self.intel, self.params, self.checked
 
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     command.add_argument("--only", default="", help="promises, or files, that have this text")
+    text = "run the tests on Bochs, with so many CPUs, and nothing delayed"
+    command.add_argument("--cpus", type=int, default=0, help=text)
+    ept.add_quantum(command)
 
 
 def load() -> list[Broken]:
@@ -153,6 +175,10 @@ def apply(broken: Broken, source: Path, *options: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build and test them one by one; 1 if a test did not notice."""
     chosen = [broken for broken in load() if args.only in f"{broken.promise} {broken.files}"]
+    chosen = [broken for broken in load() if args.only in broken.promise]
+    if args.cpus or args.quantum is not None:
+        ept.check(args.cpus, args.quantum)
+        chosen = [broken.in_turns(args.cpus, args.quantum) for broken in chosen]
     if not chosen:
         raise LabError(f"--only {args.only}: no such promise in {PATCHES.relative_to(ROOT)}")
     for checked in {False, *(bool(broken.checked) for broken in chosen)}:
@@ -243,7 +269,9 @@ def _run(
     if broken.machine == "ept":
         wanted = f"{broken.params} {broken.intel and f'kvm_intel.{broken.intel}'}"
         programs = [SELFTESTS / command.name.split()[0] for command in commands]
-        return ept.run(commands, programs, wanted, timeout=_EPT_SECONDS, **chosen)
+        turns = {"cpus": int(broken.cpus), "quantum": int(broken.quantum or 0) or None}
+        limit = _EPT_SECONDS * max(1, 2 * turns["cpus"])
+        return ept.run(commands, programs, wanted, timeout=limit, **turns, **chosen)
     limit = _SECONDS * len(commands) + npt.BOOT_SECONDS
     return npt.run(
         commands, params=broken.params, machine=broken.machine, timeout=limit, **chosen
@@ -253,7 +281,7 @@ def _run(
 def _try(broken: Broken, directory: Path) -> tuple[State, str]:
     """Return whether all noticed in the way that they must, and by what or who did not."""
     try:
-        done = _run(broken, broken.commands, _build(broken, directory))
+        done = _run(broken, broken.commands, build(broken, directory))
     except LabError as error:
         if runs.STOPPING.is_set():
             raise KeyboardInterrupt from error
@@ -296,7 +324,7 @@ def judge(noticed: str, done: Run, where: str = "") -> tuple[State, str]:
     return State.FAILED, f"not by an assertion: {done.died or f'status {done.status}'}"
 
 
-def _build(broken: Broken, directory: Path) -> Path:
+def build(broken: Broken, directory: Path) -> Path:
     """Return kvm.ko, built in a directory of its own."""
     tree.ensure()
     kmod = directory / ("checked/kmod" if broken.checked else "kmod")

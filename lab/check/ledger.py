@@ -30,6 +30,7 @@ FOR_ONE = {
     "deb": "the package is",
     "test package": "the package is",
     "test broken": "what breaks the promises in tests/broken is",
+    "test races": "what breaks the promises in tests/broken is",
     "test cover": "the kernel that counts lines is",
     "bench scale": "what is recorded in docs/scale.json is",
 }

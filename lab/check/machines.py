@@ -77,15 +77,14 @@ def on_ept(
     params: str,
     timeout: float,
     image: Path | None = None,
-    *,
-    stock: bool = False,
+    **options: Any,  # noqa: ANN401
 ) -> Report:
-    """Run the tests on Bochs, `timeout` seconds for all; the rest as for ept.run()."""
+    """Run the tests on Bochs, `timeout` seconds for all; with options of ept.run()."""
     words = {Path(word) for test in tests for word in test.argv}
     programs = [word for word in words if word.is_relative_to(BUILD)]
 
     def boot(commands: Sequence[Command], ended: Ended) -> Run:
-        options = {"stock": stock, "timeout": timeout, "image": image, "ended": ended}
+        options.update(timeout=timeout, image=image, ended=ended)
         return ept.run(commands, programs, params, **options)
 
     return _run(label, tests, 1, boot)

@@ -23,9 +23,6 @@ _LOCATIONS = re.compile(
 """What programs print of what failed: an assertion, one of kselftest_harness.h, a sub-test, a
 guest that takes an exception, all of which fail in the same assertion."""
 
-_LOGGED = re.compile(r"\[ *\d+\.\d{6}\] .*\n")
-"""What Bochs' one serial line has of the kernel's log in the midst of what a test says."""
-
 _VARYING = re.compile(r"\b\d+ s\b|; see .*|; its console is .*|, as \d+ machines did")
 """What reasons have that is another in each run: seconds, files of the run."""
 
@@ -95,20 +92,19 @@ def judge(name: str, result: Result, died: str = "", *, tap: bool = False) -> Ou
     by it.
     """
     status, output = result.status, result.output
-    said = _LOGGED.sub("", output)
     state, reason, parts = State.FAILED, "", ()
     if status is None:
-        reason = died
+        reason = died or "its end was not heard"
     elif status == KILLED:
         reason = f"{LATE} {result.seconds:.0f} s"
     elif status == SKIPPED:
-        state, reason = State.SKIPPED, _skip_reason(said)
+        state, reason = State.SKIPPED, _skip_reason(output)
     elif status in _SIGNALS:
         reason = f"signal {status - _SIGNALS.start}"
     elif status:
         reason = f"status {status}"
     else:
-        parts, wrong = _read_tap(said, expected=tap)
+        parts, wrong = _read_tap(output, expected=tap)
         skipped = f"but {len(parts)} of its parts skipped: {', '.join(parts)}"
         state = State.FAILED if wrong else State.PASSED
         reason = wrong or skipped * bool(parts)

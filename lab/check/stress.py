@@ -1,14 +1,24 @@
-"""Run the series' randomised tests for as long as one likes, on NPT, with assertions."""
+"""Run the series' randomised tests for as long as one likes, with assertions.
+
+On NPT; or on Bochs, whose CPUs take turns: what it does is the same for the same seed.
+"""
 
 import argparse
 import secrets
+import sys
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from lab.check import report
-from lab.check.outcome import State
-from lab.machine import npt
+from lab.check import broken, report
+from lab.check.outcome import State, tail
+from lab.error import LabError
+from lab.machine import ept, npt
+from lab.machine.result import Command, Run
 from lab.make import modules, selftests
 from lab.paths import SELFTESTS
+from lab.shell import console, locked
 
 _CALLS_PER_SECOND = 100
 """That any machine manages; for the time limit only."""
@@ -18,6 +28,15 @@ _MACHINES = {
 }
 """Of npt.MACHINES, one after the other: 4 levels allow of layouts of memslots that the others
 can't have; four CPUs, where the host has less, are interrupted anywhere."""
+
+_EPT = "ept"
+_EPT_BOOT = 600
+_EPT_TIMES = 200
+"""Seconds that a boot of Bochs takes, and one of its own, at most: with four CPUs; 39 with two
+in turns of three instructions."""
+
+_TURNS = ((2, 3), (2, 1), (2, 5), (3, 3), (2, 2), (4, 2), (4, 5), (3, 1), (2, 8), (2, 16))
+"""CPUs and quanta to look for races with, those first that have found more."""
 
 
 def configure(command: argparse.ArgumentParser) -> None:
@@ -35,6 +54,16 @@ def configure_fuzz(command: argparse.ArgumentParser) -> None:
     _configure(command)
 
 
+def configure_races(command: argparse.ArgumentParser) -> None:
+    """Add the options of `races`."""
+    command.add_argument("--only", default="", help="promises that contain this text")
+    command.add_argument("--seconds", type=_number, default=5, help="of the machine; 5")
+    command.add_argument("--seeds", type=_number, default=1, help="to try; 1")
+    command.add_argument("--seed", type=_seed, default=1, help="the first of them; 1")
+    command.add_argument("--cpus", type=_number, default=0, help="no other machines")
+    ept.add_quantum(command)
+
+
 def run(args: argparse.Namespace) -> int:
     """Race everything with everything; 1 if a test or a kernel failed."""
     return _run_all(args, "churn", "-t", "seconds", 2)
@@ -45,6 +74,77 @@ def fuzz(args: argparse.Namespace) -> int:
     return _run_all(args, "fuzz", "-n", "calls", 1 / _CALLS_PER_SECOND)
 
 
+def races(args: argparse.Namespace) -> int:
+    """Search for races: none is to show as the code is, then those of broken promises.
+
+    The latter are those that take a delay on NPT, or churn. That none shows is no failure.
+    """
+    turns = _TURNS
+    if args.cpus or args.quantum is not None:
+        ept.check(args.cpus, args.quantum)
+        turns = ((args.cpus, args.quantum),)
+    seeds = range(args.seed, args.seed + args.seeds)
+    cases = [(seed, *turn) for seed in seeds for turn in turns]
+    chosen = [each for each in broken.load() if each.is_race and args.only in each.promise]
+    modules.build()
+    selftests.build()
+    states: Counter[State] = Counter()
+    with locked("broken"):
+        for entry in (None, *chosen):
+            told = _race(entry, cases, args.seconds)
+            shows, none = State.FAILED, State.PASSED
+            if entry:
+                shows, none = State.PASSED, State.SKIPPED
+            states[shows if told else none] += 1
+            name = entry.promise if entry else "nothing broken"
+            console.print(f"{name}\n    {told or 'no race shows'}", markup=False)
+    return report.end(states)
+
+
+def _race(
+    entry: broken.Broken | None, cases: Sequence[tuple[int, int, int | None]], seconds: int
+) -> str:
+    """Return how a race shows, and how to have that again; "" if none does."""
+    options = {}
+    if entry:
+        kvm = broken.build(entry, broken.DIRECTORY / "races")
+        options = {"kvm": kvm, "checked": bool(entry.checked)}
+    for seed, cpus, quantum in cases:
+        turns = {"cpus": cpus, "quantum": quantum}
+        line = f"{broken.PANIC}\n{_program('churn')} -t {seconds} -s {seed:#x}"
+        done = _on_bochs(line, "churn", seconds, **turns, **options)
+        if done.status:
+            told = done.splats or [tail(result.output) for result in done.results]
+            again = f"{_words(cpus, quantum)} --seconds {seconds} --seed {seed:#x}"
+            return f"{again}: {told[0] if told else done.died}"
+    return ""
+
+
+def _words(cpus: int, quantum: int | None) -> str:
+    """Return the options that choose CPUs."""
+    return f"--cpus {cpus}" * bool(cpus) + f" --quantum {quantum}" * bool(quantum)
+
+
+def _on_bochs(
+    line: str,
+    test: str,
+    seconds: float,
+    params: str = "global_tdp=1",
+    **options: Any,  # noqa: ANN401
+) -> Run:
+    """Run a command with a test that takes so many seconds of the machine."""
+    options["timeout"] = _EPT_BOOT + _EPT_TIMES * seconds
+    return ept.run([Command(line, test)], [_program(test)], params, **options)
+
+
+def _program(test: str) -> Path:
+    return SELFTESTS / "x86_64" / f"global_tdp_{test}_test"
+
+
+def _seed(text: str) -> int:
+    return int(text, 0)
+
+
 def _number(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("1 is the least")
@@ -52,33 +152,43 @@ def _number(text: str) -> int:
 
 
 def _configure(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--seed", type=lambda text: int(text, 0), help="of an earlier run")
+    command.add_argument("--seed", type=_seed, help="of an earlier run")
     command.add_argument("--params", default="global_tdp=1", help="of kvm.ko")
     command.add_argument("--cpus", type=_number, default=0, help="of the emulated machine")
-    npt.add_machine(command, default=None)
+    ept.add_quantum(command)
+    npt.add_machine(command, default=None, more=(_EPT,))
 
 
 def _run_all(args: argparse.Namespace, test: str, option: str, unit: str, each: float) -> int:
     """Share units out among the machines; `each` is what one may take, in seconds."""
+    if args.machine == _EPT:
+        ept.check(args.cpus, args.quantum)
+    elif args.quantum is not None:
+        raise LabError("--quantum is of EPT: add --machine ept")
     modules.build(checked=True)
     selftests.build()
     machines = [args.machine] if args.machine else _MACHINES[test]
     share = -(-getattr(args, unit) // len(machines))
     seed = secrets.randbits(31) if args.seed is None else args.seed
-    program = SELFTESTS / "x86_64" / f"global_tdp_{test}_test"
     states = []
     for machine in machines:
-        again = f"--machine {machine} --seed {seed:#x}"
+        again = f"--machine {machine} --seed {seed:#x} {_words(args.cpus, args.quantum)}"
         print(f"{test}: {share} {unit}, {again}", flush=True)
-        status = npt.command(
-            f"{program} {option} {share} -s {seed:#x}",
-            cpus=args.cpus,
-            params=args.params,
-            machine=machine,
-            checked=True,
-            swap=True,
-            timeout=share * each + npt.BOOT_SECONDS,
-        ).status
+        line = f"{_program(test)} {option} {share} -s {seed:#x}"
+        if machine == _EPT:
+            options = {"cpus": args.cpus, "quantum": args.quantum, "params": args.params}
+            options |= {"checked": True, "live": sys.stdout.buffer}
+            status = _on_bochs(line, test, share * each, **options).status
+        else:
+            status = npt.command(
+                line,
+                cpus=args.cpus,
+                params=args.params,
+                machine=machine,
+                checked=True,
+                swap=True,
+                timeout=share * each + npt.BOOT_SECONDS,
+            ).status
         states.append(State.FAILED if status else State.PASSED)
         verdict = "passed" if status == 0 else f"failed, status {status}"
         print(f"{test}: {verdict}, {again}")

@@ -120,7 +120,13 @@ def run(args: argparse.Namespace) -> int:
                 for kind in tests.ON_MACHINES
             ),
         ],
-        "ept": [Step(f"series' tests, EPT, {ON}", _ept(ON, wanted), minutes=14)],
+        "ept": [
+            Step(f"series' tests, EPT, {ON}", _ept(ON, wanted), minutes=14),
+            *(
+                Step(f"series' tests, {kind}, {ON}", _in_turns(kind, wanted), minutes=3)
+                for kind in tests.IN_TURNS
+            ),
+        ],
         "tools": [Step(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
         "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
         "stock": _own_tests(),
@@ -408,6 +414,20 @@ def _ept(params: str, wanted: Sequence[str]) -> Do:
         chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
         done = machines.on_ept(f"ept {params}", chosen, params, _EPT_SECONDS)
         part.outcomes += _expected(done, "ept")
+
+    return step
+
+
+def _in_turns(kind: str, wanted: Sequence[str]) -> Do:
+    """On EPT with several CPUs."""
+    cpus, quantum, _ = tests.IN_TURNS[kind]
+
+    def step(part: Part) -> None:
+        if chosen := tests.in_turns(kind, wanted):
+            chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
+            options = {"cpus": cpus, "quantum": quantum}
+            done = machines.on_ept(kind, chosen, ON, _EPT_SECONDS, **options)
+            part.outcomes += _expected(done, kind)
 
     return step
 

@@ -125,6 +125,13 @@ ON_MACHINES = {
 reach, and a huge page of 1 GiB; a device to assign; DAX; more CPUs than the host may have;
 memory of two nodes; no PAT."""
 
+IN_TURNS: dict[str, tuple[int, int, dict[str, tuple[str, ...]]]] = {
+    "EPT, 2 CPUs": (2, 3, {"churn": ("-t", "5"), "nx": (), "dirty": ()}),
+    "EPT, 4 CPUs": (4, 5, {"churn": ("-t", "3"), "locking": ()}),
+}
+"""Tests about races that Bochs runs on so many CPUs, which take turns of so many instructions:
+finer than CPUs that run at the same time, and repeatable."""
+
 _BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
 """Tests that go by the parameter of kvm.ko, and the part of them that does; others choose."""
 
@@ -167,7 +174,7 @@ MANNERS = "global_tdp_manners_test"
 _ONLY_NPT = {"global_tdp_budget_test", MANNERS}
 """What takes minutes of a machine of usual speed, and is the same on any."""
 _NOT_EPT = {f"global_tdp_{name}_test" for name in ("churn", "death", "thread")}
-"""What takes minutes on Bochs, and is about races, which it has few of, and processes."""
+"""What takes minutes on Bochs, and is about races, see IN_TURNS, and processes."""
 
 _NOT_INNER = {
     f"global_tdp_{name}_test"
@@ -270,7 +277,7 @@ _WITHOUT = {
     "nodes": "it takes the machine 2nodes",
     "reach": "it takes the machine 4level; page tables of others reach all memory",
     "attributes": "it takes modules with assertions",
-    "CPU": "Bochs has one CPU",
+    "CPU": "this machine of Bochs' has one CPU",
     "keys": "Bochs' CPU has no protection keys",
     "unknown level": "it takes EPT of 5 levels, which one of Bochs' runs feigns",
     "off": "it takes kvm.global_tdp=0, with which it is run, too",
@@ -287,6 +294,7 @@ LACKS = {
     **dict.fromkeys(ON_MACHINES, frozenset()),
 }
 LACKS |= {f"{kind}, ept": LACKS[kind] | _BOCHS for kind in ("lockdep", "kcsan")}
+LACKS |= dict.fromkeys(IN_TURNS, LACKS["ept"] - {"CPU"})
 """What machines, and the kernels of make test WHAT=debug, have not that a test may want."""
 
 SKIPS = (
@@ -436,6 +444,16 @@ def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
     names = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in ON_MACHINES[kind]}
     chosen = [test for test in ours(wanted) if test.name in names]
     return [*chosen, *map(_without_page_map, chosen)] if kind == "pmem" else chosen
+
+
+def in_turns(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series that this one of IN_TURNS runs."""
+    args = {f"global_tdp_{name}_test": args for name, args in IN_TURNS[kind][2].items()}
+    return [
+        replace(test, argv=(*test.argv, *args[test.name]))
+        for test in ours(wanted)
+        if test.name in args
+    ]
 
 
 def dax(wanted: Sequence[str] = ()) -> list[Test]:

@@ -3,6 +3,9 @@
 # finds on its command line: lab_guest and lab_run, as they are called on the host.
 /bin/busybox --install -s /bin
 export PATH=/bin
+mount -t devtmpfs devtmpfs /dev
+# The kernel's log has the other port.
+stty -F /dev/ttyS1 115200
 # shellcheck disable=SC2154
-sh "$lab_guest/run.sh" "$lab_run"
+sh "$lab_guest/run.sh" "$lab_run" >/dev/ttyS1 2>&1
 poweroff -f

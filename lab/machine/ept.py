@@ -5,14 +5,19 @@
     done = ept.run([Command("build/selftests/pre_fault_memory_test")], [program])
     for result in done.results: ...
 
-Bochs has one CPU, no virtio and no host files: what runs there goes into an initramfs, at
-the paths that it has on the host. The boot takes minutes, so one boot runs a list of commands.
+Bochs has no virtio and no host files: what runs there goes into an initramfs, at the paths
+that it has on the host. The boot takes minutes, so one boot runs a list of commands. They have
+a serial port of their own: the kernel writes its log into the midst of others' lines.
+
+Several CPUs take turns, deterministically: each executes `quantum` instructions, then the next.
+The smaller that is, the finer they interleave, and the more races show.
 
 It is that of Debian 13, unpacked into build/bochs and run with the C library it came with:
 with page modification logging (PML), that of Debian 12 logs addresses of bytes, not of
 pages, of each of which KVM warns.
 """
 
+import argparse
 import os
 import pty
 import re
@@ -41,15 +46,21 @@ _ENVIRONMENT = {"TERM": "xterm", "LTDL_LIBRARY_PATH": str(_PLUGINS)}
 _KVM_INTEL = "kvm_intel.enable_apicv=0"
 """Bochs has posted interrupts, but does not take KVM's descriptor of them."""
 
+MOST_CPUS = 4
+QUANTA = range(1, 17)
+_QUANTUM = 16
+"""Bochs' default."""
+
 _SETTINGS = """\
 megs: {mem}
-cpu: model=corei7_skylake_x, ips=50000000
+cpu: count={cpus}:1:1, quantum={quantum}, model=corei7_skylake_x, ips=50000000
 clock: sync=none
 romimage: file={shared}/bochs/BIOS-bochs-latest
 vgaromimage: file={shared}/bochs/VGABIOS-lgpl-latest
 ata0-master: type=cdrom, path=disc.iso, status=inserted
 boot: cdrom
 com1: enabled=1, mode=file, dev=console
+com2: enabled=1, mode=file, dev=output
 display_library: term
 sound: driver=dummy
 log: bochs.log
@@ -73,14 +84,18 @@ def run(
     image: Path | None = None,
     timeout: float = 1800,
     mem: int = 2048,
+    cpus: int = 0,
+    quantum: int | None = None,
     live: IO[bytes] | None = None,
     ended: Ended | None = None,
 ) -> Run:
     """Boot once, load KVM, run `commands`, and return what came of them.
 
     `programs` are static. `mem` is in MiB; a command's limit is in seconds of the machine, of
-    which one takes up to eight. The rest is as in lab.machine.npt.
+    which one takes up to eight, or forty with two CPUs and a quantum of 3. `cpus` and `quantum`
+    are as check() wants them. The rest is as in lab.machine.npt.
     """
+    check(cpus, quantum)
     BOCHS.ensure()
     directory = runs.new_directory()
     wanted = f"{_KVM_INTEL} {params}"
@@ -90,12 +105,30 @@ def run(
     given = _KERNEL.format(guest=runs.GUEST, run=directory, params=wanted if image else "")
     kernel = image or debian.kernel().image
     disk.make_iso(directory / "disc.iso", kernel, directory / "initrd", given)
-    (directory / "bochsrc").write_text(_SETTINGS.format(mem=mem, shared=_SHARED))
+    turns = {"cpus": cpus or 1, "quantum": quantum or _QUANTUM}
+    (directory / "bochsrc").write_text(_SETTINGS.format(mem=mem, shared=_SHARED, **turns))
     (directory / "debugger").write_text("c\n")
     stream = Stream(live, ended)
     _power_on(directory, stream, timeout)
     stream.close()
     return _judge(stream, directory, timeout)
+
+
+def check(cpus: int, quantum: int | None) -> None:
+    """Refuse what Bochs can't do; 0 CPUs are one, no quantum is its default."""
+    if not 0 <= cpus <= MOST_CPUS:
+        raise LabError(f"--cpus {cpus}: on EPT there are 1 to {MOST_CPUS}")
+    if quantum is not None and quantum not in QUANTA:
+        raise LabError(f"--quantum {quantum}: {QUANTA[0]} to {QUANTA[-1]} instructions")
+    if quantum and cpus < 2:
+        raise LabError(f"--quantum {quantum}: it takes --cpus 2 or more to take turns")
+
+
+def add_quantum(command: argparse.ArgumentParser) -> None:
+    """Add the option that says after how many instructions another CPU has its turn."""
+    command.add_argument(
+        "--quantum", type=int, help=f"of Bochs' CPUs, instructions in turn; {_QUANTUM}"
+    )
 
 
 def _make_initramfs(
@@ -153,11 +186,11 @@ def _power_on(directory: Path, stream: Stream, timeout: float) -> None:
     os.write(ours, b"\n")  # Bochs sleeps with its CPU while nothing is there to be read
     drain = threading.Thread(target=_drain, args=(ours,), daemon=True)
     drain.start()
-    console, clock = directory / "console", served.Served(directory, machine.pid)
+    clock = served.Served(directory, machine.pid)
     with runs.leashed(machine):
         try:
             with shell.working("Bochs", lambda: f"{len(stream.results)} begun"):
-                _hear(machine, console, stream, clock, timeout)
+                _hear(machine, directory, stream, clock, timeout)
         finally:
             machine.kill()
             machine.wait()
@@ -167,23 +200,25 @@ def _power_on(directory: Path, stream: Stream, timeout: float) -> None:
 
 def _hear(
     machine: subprocess.Popen[bytes],
-    console: Path,
+    directory: Path,
     stream: Stream,
     clock: served.Served,
     timeout: float,
 ) -> None:
+    output, console = directory / "output", directory / "console"
     heard, panic = 0, False
     while not (stream.done or stream.failure or panic or clock.is_past(timeout)):
         if runs.STOPPING.is_set():
             raise KeyboardInterrupt
         gone = machine.poll() is not None
         if console.exists():
-            with console.open("rb") as file:
+            panic = b"Kernel panic" in console.read_bytes()
+        if output.exists():
+            with output.open("rb") as file:
                 file.seek(heard)
                 text = file.read()
             heard += len(text)
             stream.feed(text)
-            panic = b"Kernel panic" in text
         if gone:
             break
         time.sleep(1)

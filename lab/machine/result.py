@@ -23,7 +23,9 @@ KILLED = 128 + 9
 
 _RS = b"\x1e"
 _MARK = re.compile(rb"\x1elab: (\w+) ?([^\n\r]*)(?:\r?\n|\r(?=[^\n]))")
-"""On Bochs, the kernel may speak between the two characters that end a line."""
+"""Where both have one port, as package.sh, the kernel may speak within the end of a line."""
+
+_STATUS = re.compile(r"\d+ (\d+)")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Result:
 
     @property
     def output(self) -> str:
-        """What it printed, stdout and stderr as one; on Bochs the kernel's log, too."""
+        """What it printed, stdout and stderr as one."""
         return self.printed.decode(errors="replace").replace("\r", "")
 
 
@@ -115,7 +117,9 @@ class Stream:
             self._began = time.monotonic()
             self.results.append(self._running)
         elif what == "end" and self._running:
-            self._running.status = int(details.rsplit(maxsplit=1)[-1])
+            # What is no number, as another has written into the line, is no status.
+            status = _STATUS.fullmatch(details)
+            self._running.status = int(status[1]) if status else None
             self.close()
             if self._ended:
                 self._ended(self._running)
