@@ -69,6 +69,7 @@ class Case:
 _AT_MOST: dict[str, dict[str, tuple[float, float]]] = {
     "fault_around": {"6.12": (40, 7), "7.3": (42, 8)},
     "populate": {"6.12": (22, 2), "7.3": (23, 2.3)},
+    "prefault_populate": {"6.12": (25, 2.5), "7.3": (26, 2.8)},
     "populate_again": {"6.12": (10, 1), "7.3": (10, 1.2)},
     "populate_runs": {"6.12": (48, 14), "7.3": (49, 15)},
     "harvest_all": {"6.12": (240, 5), "7.3": (44, 6)},
@@ -105,6 +106,7 @@ CASES = (
     Case("end_populated", "populated, the VM ends"),
     _at_most("fault_around", "touch, fault-around", "first touch with"),
     _at_most("populate", "populate", "`KVM_POPULATE_MEMORY`"),
+    _at_most("prefault_populate", "prefault, populate", "`KVM_PRE_FAULT_MEMORY`, Global"),
     Case("populate_touch", "populate, then touch", faults_at_most=1),
     _at_most("populate_again", "populate again", "looking at"),
     _at_most("populate_runs", "populate by a bitmap, half of it in runs of 8", "half of it,"),
