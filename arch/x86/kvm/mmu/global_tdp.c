@@ -8,6 +8,7 @@
  */
 #include "global_tdp.h"
 #include "gtdp.h"
+#include "tdp_iter.h"
 #include "tdp_mmu.h"
 
 #include <asm/memtype.h>
@@ -82,37 +83,21 @@ MODULE_PARM_DESC(global_tdp_page_cache, "With global_tdp=always, have the host m
 /* Clears Accessed bits, by which the host ages memory: only for VMMs that ask for it. */
 #define KVM_GTDP_ON_REQUEST	KVM_GLOBAL_TDP_HARVEST
 
-/* log2 of the faults to skip after a wasted fault-around, at most. */
-#define GTDP_BACKOFF_FAULTS	5
-
-/*
- * The bits of kvm_gtdp_region.fault_backoff above those for that count faults.  A file that is
- * just being read has more in the page cache with each of them: the host is made to map it
- * with the first ones, and when there have been twice as many.
- */
-#define GTDP_FAULTS_SHIFT	3
-#define GTDP_FAULTS_MAX		(U8_MAX >> GTDP_FAULTS_SHIFT)
-#define GTDP_FAULTS_CACHED	4
-
-/* And where not to look into the page cache anymore, until something is found again. */
-#define GTDP_BACKOFF_CACHED	2
-
 /* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
 #define GTDP_RETRIES		8
 
 /*
+ * KVM_POPULATE_MEMORY
+ */
+
+/*
  * Populate a region and, if something is absent, have the host map what its page cache
  * has.  Returns what kvm_tdp_populate() does, or -EINTR.
- *
- * To do so takes as long as some fifty faults.  If nobody has asked, but a guest has
- * taken @fault, don't do it after its first one in a region: it may want no more than a
- * page or, of those around, what the host's own fault-around has mapped.
  */
-static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t end,
-				 const struct kvm_page_fault *fault)
+static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 {
 	const u64 mapped = p->mapped, absent = p->absent;
-	u64 installed = p->installed;
+	u64 installed;
 	int cached;
 	long r;
 
@@ -120,12 +105,8 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 	if (r < 0 || p->absent == absent || start >= tdp_root_nr_gfns(p->role.level))
 		return r;
 
-	/* What was mapped before is the page of the fault. */
-	if (fault && (p->mapped - mapped) - (p->installed - installed) <= 1)
-		return r;
-
 	end = start + r;
-	cached = gtdp_map_page_cache(p, start, end, fault);
+	cached = gtdp_map_page_cache(p, start, end, NULL);
 	if (!cached)
 		return r;
 
@@ -141,63 +122,6 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 	return r;
 }
 
-void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault)
-{
-	const struct kvm_memory_slot *slot = fault->slot;
-	struct kvm_tdp_populate p = {
-		.kvm = vcpu->kvm,
-		.slot = slot,
-		.role = vcpu->arch.mmu->root_role,
-	};
-	struct kvm_gtdp_region *r;
-	gfn_t start, end;
-	u8 n, faults;
-
-	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) ||
-	    !slot || !slot->arch.gtdp_regions ||
-	    fault->prefetch || fault->goal_level != PG_LEVEL_4K)
-		return;
-
-	/* That of a nested guest without paging of its own: rare. */
-	if (p.role.guest_mode)
-		return;
-
-	r = gtdp_region(slot, fault->gfn);
-	n = READ_ONCE(r->fault_wait);
-	if (n) {
-		WRITE_ONCE(r->fault_wait, n - 1);
-		return;
-	}
-
-	/*
-	 * Let the next vCPU that faults there leave the scan to this one.  That is a hint,
-	 * which nothing orders: if it is lost, both scan, or a later fault does.
-	 */
-	WRITE_ONCE(r->fault_wait, 1);
-
-	start = max(slot->base_gfn, gfn_round_for_level(fault->gfn, PG_LEVEL_2M));
-	end = gtdp_region_end(start, gtdp_slot_end(slot));
-	n = READ_ONCE(r->fault_backoff);
-	faults = min((n >> GTDP_FAULTS_SHIFT) + 1, GTDP_FAULTS_MAX);
-	n &= BIT(GTDP_FAULTS_SHIFT) - 1;
-	if (kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE) && n <= GTDP_BACKOFF_CACHED &&
-	    (faults <= GTDP_FAULTS_CACHED || is_power_of_2(faults)))
-		gtdp_populate_cached(&p, start, end, fault);
-	else
-		kvm_tdp_populate(&p, start, end);
-	kvm_tdp_populate_end(&p);
-
-	/* A guest that allocates page by page has nothing to find, mostly. */
-	n = p.installed ? 0 : min(n + 1, GTDP_BACKOFF_FAULTS);
-	WRITE_ONCE(r->fault_backoff, n | (p.absent ? faults << GTDP_FAULTS_SHIFT : 0));
-	WRITE_ONCE(r->fault_wait, BIT(n) - 1);
-
-	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);
-}
-
-/*
- * KVM_POPULATE_MEMORY
- */
 static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
 {
 	const gfn_t slot_end = min(end, gtdp_slot_end(p->slot));
@@ -246,7 +170,7 @@ static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t en
 		return 0;
 	}
 
-	n = cached ? gtdp_populate_cached(p, start, stop, NULL) : kvm_tdp_populate(p, start, stop);
+	n = cached ? gtdp_populate_cached(p, start, stop) : kvm_tdp_populate(p, start, stop);
 	if (n < 0)
 		return n;
 
@@ -452,6 +376,73 @@ int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
 		return -EFAULT;
 
 	return r;
+}
+
+/*
+ * KVM_PRE_FAULT_MEMORY
+ */
+
+/* The first page of [@gfn, @end) that the vCPU's root does not map, @end if there is none. */
+static gfn_t gtdp_next_hole(struct kvm_vcpu *vcpu, gfn_t gfn, gfn_t end)
+{
+	struct kvm_mmu_page *root = root_to_sp(vcpu->arch.mmu->root.hpa);
+	struct tdp_iter iter;
+
+	/* An obsolete root, whose role says that it is invalid, maps nothing that counts. */
+	if (root->role.word != vcpu->arch.mmu->root_role.word)
+		return gfn;
+
+	guard(rcu)();
+
+	for_each_tdp_pte(iter, vcpu->kvm, root, gfn, end) {
+		if (!is_shadow_present_pte(iter.old_spte))
+			return max(gfn, iter.gfn);
+	}
+
+	return end;
+}
+
+/*
+ * Map what is present from the start of @range on, for one hold of mmu_lock.  Returns how
+ * many bytes at the start are mapped then.  If that is 0, take a fault, which maps the
+ * first page, or tells why it can't be mapped.
+ *
+ * One page that is faulted in does not make others present, mostly.  Remember how far the
+ * walk has come, and don't scan the rest again for each absent page.  A memory of an
+ * earlier call costs time only: pages are faulted that could have been populated.
+ */
+u64 __kvm_gtdp_prefault(struct kvm_vcpu *vcpu, const struct kvm_pre_fault_memory *range)
+{
+	const gfn_t gfn = gpa_to_gfn(range->gpa), end = gfn + (range->size >> PAGE_SHIFT);
+	struct kvm_tdp_populate p = {
+		.kvm = vcpu->kvm,
+		.slot = kvm_vcpu_gfn_to_memslot(vcpu, gfn),
+		.role = vcpu->arch.mmu->root_role,
+		.skip_clean = true,
+	};
+	gfn_t hole;
+	long n;
+
+	/* The root of a nested guest that has no TDP of its own may lack A/D bits. */
+	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_POPULATE) ||
+	    vcpu->arch.mmu != &vcpu->arch.root_mmu || p.role.guest_mode ||
+	    !p.slot || !gtdp_is_user_slot(p.slot) || gfn >= tdp_root_nr_gfns(p.role.level))
+		return 0;
+
+	if (gfn <= vcpu->arch.gtdp_prefault_last || gfn >= vcpu->arch.gtdp_prefault_end) {
+		n = kvm_tdp_populate(&p, gfn, min(end, gtdp_slot_end(p.slot)));
+		kvm_tdp_populate_end(&p);
+		vcpu->arch.gtdp_prefault_end = 0;
+		if (n < 0)
+			return 0;
+		if (!p.absent)
+			return gfn_to_gpa(n);
+		vcpu->arch.gtdp_prefault_end = gfn + n;
+	}
+
+	vcpu->arch.gtdp_prefault_last = gfn;
+	hole = gtdp_next_hole(vcpu, gfn, min(end, vcpu->arch.gtdp_prefault_end));
+	return gfn_to_gpa(hole - gfn);
 }
 
 /*

@@ -32,6 +32,14 @@ static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features)
 	return unlikely(kvm->arch.gtdp) && __kvm_gtdp_has(kvm, features);
 }
 
+/* Map what is present; returns how many bytes at the start of @range are mapped. */
+u64 __kvm_gtdp_prefault(struct kvm_vcpu *vcpu, const struct kvm_pre_fault_memory *range);
+static inline u64 kvm_gtdp_prefault(struct kvm_vcpu *vcpu,
+				    const struct kvm_pre_fault_memory *range)
+{
+	return unlikely(vcpu->kvm->arch.gtdp) ? __kvm_gtdp_prefault(vcpu, range) : 0;
+}
+
 /* Has the VM any feature?  The deletion of memslots depends on that, not on the parameter. */
 bool __kvm_gtdp_enabled(struct kvm *kvm);
 static inline bool kvm_gtdp_enabled(struct kvm *kvm)
@@ -130,6 +138,11 @@ static inline int kvm_vm_ioctl_harvest_accessed(struct kvm *kvm, void __user *ar
 }
 
 static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features) { return false; }
+static inline u64 kvm_gtdp_prefault(struct kvm_vcpu *vcpu,
+				    const struct kvm_pre_fault_memory *range)
+{
+	return 0;
+}
 static inline bool kvm_gtdp_enabled(struct kvm *kvm) { return false; }
 static inline bool kvm_gtdp_ever_enabled(struct kvm *kvm) { return false; }
 

@@ -6,7 +6,6 @@
  * What the files of Global TDP share; the rest of KVM sees global_tdp.h.
  */
 #include <linux/call_once.h>
-#include <linux/hash.h>
 #include <linux/kvm_host.h>
 
 #include "mmu.h"
@@ -24,11 +23,10 @@ struct vhost_task;
 #define GTDP_REGIONS_PER_BATCH	4096
 
 /*
- * How often the wait for what was zapped beside vCPUs doubles: it is looked for
- * after 1, 3, 7 and 15 seconds, and then counts as taken away for good.  Less would
- * miss what comes back from a slow disk, more costs a scan for each doubling.
+ * How often memory is looked for that was zapped beside vCPUs: after 1, 4 and 16 seconds.
+ * Then it counts as taken away for good.  Less would miss what comes back from a slow disk.
  */
-#define GTDP_BACKOFF_ZAPPED	4
+#define GTDP_LOOKS		3
 
 /*
  * The time of a CPU, in ns, after which wasted scans are throttled, and by how many times
@@ -45,7 +43,8 @@ enum gtdp_todo {
 	GTDP_DONE,	/* nothing; must be zero */
 	GTDP_NEW,	/* whatever there is; nobody has scanned it yet */
 	GTDP_ABSENT,	/* memory that may arrive */
-	GTDP_ZAPPED,	/* memory that may be back, or be a huge page now */
+	/* Memory that may be back, or be a huge page now; plus the looks that it has had. */
+	GTDP_ZAPPED,
 };
 
 /*
@@ -56,16 +55,6 @@ enum gtdp_todo {
  */
 struct kvm_gtdp_region {
 	u8 todo;
-	/* What was zapped beside vCPUs: when to scan again, in seconds, see gtdp_due_in(). */
-	u8 due;
-	/* And log2 of the seconds to wait after the next zap, or wasted scan. */
-	u8 backoff;
-	/*
-	 * Faults that skip fault-around; log2 of them after a wasted one and, above
-	 * GTDP_FAULTS_SHIFT, so many faults that have left something absent.
-	 */
-	u8 fault_wait;
-	u8 fault_backoff;
 };
 
 /* What the follower does; gtdp_expedite_pass() and gtdp_next_delay() say what comes next. */
@@ -98,8 +87,8 @@ struct gtdp_pass {
 	bool retry;
 	/* No memory for page tables, further scans gain nothing. */
 	bool nomem;
-	/* Seconds until the first of the regions that were zapped is due, or 0. */
-	u8 due_in;
+	/* Scan what was zapped and has had so many looks: a bit for each number. */
+	u8 looks;
 	unsigned long scans;
 	/* Of what is here, by the host's addresses, userfaultfd is to deliver nothing. */
 	unsigned long no_uffd_start;
@@ -136,13 +125,12 @@ struct kvm_gtdp {
 	/* A vCPU has run, i.e. vCPUs fault on what they need. */
 	bool has_run;
 
-	/* Where memory has arrived last, which is where more of it does, mostly. */
-	gfn_t front;
-
 	/* Private to the follower. */
 	enum gtdp_state state;
 	struct gtdp_pass pass;
 	u64 resident;
+	/* In jiffies: when what was zapped is due, by the looks that it has had, or 0. */
+	unsigned long due[GTDP_LOOKS];
 	/* Jiffies between passes. */
 	int pause;
 	/*
@@ -197,45 +185,11 @@ static inline bool gtdp_is_bitmap_aligned(u64 gpa, u64 bitmap)
 	return IS_ALIGNED(gpa, BITS_PER_U64 * PAGE_SIZE) && IS_ALIGNED(bitmap, sizeof(u64));
 }
 
-/*
- * Deadlines of regions are in seconds, which begin at the same time for all regions
- * of a VM, but not for all VMs.  So many jiffies of this one are over.
- */
-static inline unsigned long gtdp_jiffies(const struct kvm_gtdp *gtdp)
+/* Have what was zapped, and has had so many looks, looked for in @wait jiffies. */
+static inline void gtdp_plan_look(struct kvm_gtdp *gtdp, unsigned int looks, long wait)
 {
-	return jiffies + hash_ptr(gtdp, 16);
-}
-
-static inline u8 gtdp_now(const struct kvm_gtdp *gtdp)
-{
-	return gtdp_jiffies(gtdp) / HZ;
-}
-
-/* Jiffies until the given second from now begins. */
-static inline long gtdp_jiffies_until(const struct kvm_gtdp *gtdp, unsigned int seconds)
-{
-	return seconds * HZ - gtdp_jiffies(gtdp) % HZ;
-}
-
-/*
- * The seconds until the region is due, 0 if it is.  They wrap around after 256: what
- * is further away than it can be is over; what is late by almost that is later still.
- */
-static inline u8 gtdp_due_in(const struct kvm_gtdp_region *r, u8 now)
-{
-	u8 wait = READ_ONCE(r->due) - now;
-
-	/* The second may have begun since @now was read. */
-	return wait <= BIT(GTDP_BACKOFF_ZAPPED) + 1 ? wait : 0;
-}
-
-/* Wait for twice as long as before. */
-static inline void gtdp_back_off(struct kvm_gtdp_region *r, u8 now)
-{
-	u8 n = READ_ONCE(r->backoff);
-
-	WRITE_ONCE(r->due, now + BIT(n));
-	WRITE_ONCE(r->backoff, min(n + 1, GTDP_BACKOFF_ZAPPED));
+	if (!gtdp->due[looks])
+		gtdp->due[looks] = (jiffies + wait) ?: 1;
 }
 
 /* Page cache */

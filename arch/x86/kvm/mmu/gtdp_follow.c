@@ -27,11 +27,10 @@
 #define GTDP_PAUSE_FACTOR	5
 
 /*
- * Likewise, beside vCPUs for which there is nothing to do but to try again, or to wait
- * for userfaultfd; and, at the most, while there is no memory for page tables.
+ * Likewise, beside vCPUs for which there is nothing to do but to try again, e.g. without
+ * memory for page tables, or to wait for userfaultfd.
  */
 #define GTDP_PAUSE_WAIT		(2 * HZ)
-#define GTDP_PAUSE_NOMEM	(4 * HZ)
 
 /*
  * How often the wait before the next attempt to create the thread doubles, from a second to
@@ -86,19 +85,50 @@ static void gtdp_expedite_pass(struct kvm_gtdp *gtdp, bool urgent)
 {
 	long wait = GTDP_PAUSE_MIN;
 
+	gtdp_plan_look(gtdp, 0, HZ);
+
 	if (urgent || (!gtdp->has_run && gtdp->state != GTDP_ARRIVING)) {
 		gtdp_set_state(gtdp, GTDP_ARRIVING);
 		gtdp->pause = GTDP_PAUSE_MIN;
 	} else if (gtdp->state != GTDP_ARRIVING && !gtdp->pass.nomem) {
-		/* What was zapped beside vCPUs is due, at the earliest, as a second begins. */
+		/* What was zapped beside vCPUs is due in a second, at the earliest. */
 		gtdp_set_state(gtdp, GTDP_TRICKLING);
-		wait = gtdp_jiffies_until(gtdp, 1);
+		wait = HZ;
 	} else {
 		return;
 	}
 
 	if (time_before(jiffies + wait, gtdp->next))
 		gtdp->next = jiffies + wait;
+}
+
+/* Begin what is due of what was zapped, or will be in a moment, for one wake-up for both. */
+static u8 gtdp_begin_looks(struct kvm_gtdp *gtdp)
+{
+	u8 looks = 0;
+	int i;
+
+	for (i = 0; i < GTDP_LOOKS; i++) {
+		if (gtdp->has_run &&
+		    (!gtdp->due[i] || time_before(jiffies + GTDP_PAUSE_MAX, gtdp->due[i])))
+			continue;
+		looks |= BIT(i);
+		gtdp->due[i] = 0;
+	}
+	return looks;
+}
+
+/* Jiffies until something that was zapped is due. */
+static long gtdp_look_delay(const struct kvm_gtdp *gtdp)
+{
+	long wait = MAX_JIFFY_OFFSET;
+	int i;
+
+	for (i = 0; i < GTDP_LOOKS; i++) {
+		if (gtdp->due[i])
+			wait = min_t(long, wait, gtdp->due[i] - jiffies);
+	}
+	return max(wait, 0L);
 }
 
 /*
@@ -119,6 +149,7 @@ static bool gtdp_begin_pass(struct kvm_gtdp *gtdp)
 		.arrived = arrived,
 		.absent = gtdp->state == GTDP_ARRIVING ||
 			  last->arrived || last->uffd_pending,
+		.looks = gtdp_begin_looks(gtdp),
 	};
 	return gtdp->state != GTDP_WATCHING || retry;
 }
@@ -129,12 +160,12 @@ static long gtdp_next_delay(struct kvm_gtdp *gtdp)
 	const struct gtdp_pass *pass = &gtdp->pass;
 	const bool productive = pass->p.installed > pass->scans;
 	const int pause = gtdp->pause;
-	long wait = MAX_JIFFY_OFFSET;
+	long wait;
 
 	/* Later, it goes on where there was none. */
 	if (pass->nomem) {
 		gtdp->pause = min(pause * GTDP_PAUSE_FACTOR,
-				  gtdp->has_run ? GTDP_PAUSE_NOMEM : GTDP_PAUSE_MAX);
+				  gtdp->has_run ? GTDP_PAUSE_WAIT : GTDP_PAUSE_MAX);
 		return gtdp->pause;
 	}
 
@@ -157,8 +188,7 @@ static long gtdp_next_delay(struct kvm_gtdp *gtdp)
 			      clamp(pause + pause / 16, GTDP_PAUSE_MAX, GTDP_PAUSE_WAIT);
 		return gtdp->pause;
 	default:
-		if (pass->due_in)
-			wait = gtdp_jiffies_until(gtdp, pass->due_in);
+		wait = gtdp_look_delay(gtdp);
 		if (pass->retry || pass->arrived || pass->uffd_pending)
 			wait = min(wait, GTDP_PAUSE_WAIT);
 		if (wait == MAX_JIFFY_OFFSET)

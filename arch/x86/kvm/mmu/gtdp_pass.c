@@ -39,31 +39,30 @@ static bool gtdp_is_uffd_pending(struct gtdp_pass *pass, gfn_t gfn)
  * further scan may gain.  Whoever has marked it meanwhile knows better.
  */
 static void gtdp_requeue_region(struct gtdp_pass *pass, struct kvm_gtdp_region *r, gfn_t start,
-				enum gtdp_todo todo, u64 installed, long err, u8 now)
+				u8 todo, long err)
 {
-	const bool has_run = pass->p.kvm->arch.gtdp->has_run;
+	struct kvm_gtdp *gtdp = pass->p.kvm->arch.gtdp;
 
 	if (err) {
 		/* It remains due. */
+		if (todo >= GTDP_ZAPPED)
+			gtdp_plan_look(gtdp, todo - GTDP_ZAPPED, HZ);
 		pass->retry = true;
 		pass->nomem = err == -ENOMEM;
 		pass->partial = pass->nomem;
 		if (todo == GTDP_ABSENT)
 			todo = GTDP_NEW;
-	} else if (todo == GTDP_ZAPPED && has_run &&
-		   (installed || READ_ONCE(r->backoff) < GTDP_BACKOFF_ZAPPED)) {
-		if (installed)
-			WRITE_ONCE(r->backoff, 0);
-		gtdp_back_off(r, now);
-		pass->due_in = min_not_zero(pass->due_in, gtdp_due_in(r, now));
+	} else if (todo >= GTDP_ZAPPED && todo < GTDP_ZAPPED + GTDP_LOOKS - 1 && gtdp->has_run) {
+		gtdp_plan_look(gtdp, todo - GTDP_ZAPPED + 1,
+			       3 * HZ << 2 * (todo - GTDP_ZAPPED));
+		todo++;
 	} else {
 		/*
 		 * It never was there or was taken away: for good or, before a vCPU
 		 * has run, e.g. for postcopy to bring it in again.
 		 */
 		todo = GTDP_ABSENT;
-		WRITE_ONCE(r->backoff, 0);
-		if (!pass->uffd_pending && has_run)
+		if (!pass->uffd_pending && gtdp->has_run)
 			pass->uffd_pending = gtdp_is_uffd_pending(pass, start);
 	}
 
@@ -71,7 +70,7 @@ static void gtdp_requeue_region(struct gtdp_pass *pass, struct kvm_gtdp_region *
 }
 
 static void gtdp_scan_region(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
-			     gfn_t start, gfn_t end, u8 now)
+			     gfn_t start, gfn_t end)
 {
 	u64 absent = pass->p.absent, installed = pass->p.installed;
 	long ret;
@@ -91,34 +90,30 @@ static void gtdp_scan_region(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 	absent = pass->p.absent - absent;
 	installed = pass->p.installed - installed;
 
-	if (todo == GTDP_ZAPPED)
+	if (todo >= GTDP_ZAPPED)
 		atomic64_add(installed, &pass->p.kvm->stat.tdp_repopulated);
 	else if (installed)
 		pass->arrived = true;
-	if (todo != GTDP_ZAPPED && installed > 1 && !pass->as_id)
-		WRITE_ONCE(pass->p.kvm->arch.gtdp->front, start);
 
 	/* What is missing may come, or come back. */
 	if (ret < 0 || absent)
-		gtdp_requeue_region(pass, r, start, todo, installed, min(ret, 0L), now);
+		gtdp_requeue_region(pass, r, start, todo, min(ret, 0L));
 }
 
 /* Whether to scan a region now. */
-static bool gtdp_is_region_due(struct gtdp_pass *pass, const struct kvm_gtdp_region *r, u8 now)
+static bool gtdp_is_region_due(struct gtdp_pass *pass, const struct kvm_gtdp_region *r)
 {
-	u8 wait;
+	const u8 todo = READ_ONCE(r->todo);
 
-	switch (READ_ONCE(r->todo)) {
+	switch (todo) {
+	case GTDP_DONE:
+		return false;
 	case GTDP_NEW:
 		return true;
 	case GTDP_ABSENT:
 		return pass->absent;
-	case GTDP_ZAPPED:
-		wait = gtdp_due_in(r, now);
-		pass->due_in = min_not_zero(pass->due_in, wait);
-		return !wait;
 	default:
-		return false;
+		return pass->looks & BIT(todo - GTDP_ZAPPED);
 	}
 }
 
@@ -126,7 +121,6 @@ static bool gtdp_is_region_due(struct gtdp_pass *pass, const struct kvm_gtdp_reg
 struct gtdp_batch {
 	int regions;
 	int scans;
-	u8 now;
 };
 
 /*
@@ -147,10 +141,10 @@ static bool gtdp_scan_slot(struct gtdp_pass *pass, struct gtdp_batch *batch)
 
 		end = gtdp_region_end(start, gtdp_slot_end(slot));
 		r = gtdp_region(slot, start);
-		if (!gtdp_is_region_due(pass, r, batch->now))
+		if (!gtdp_is_region_due(pass, r))
 			continue;
 
-		gtdp_scan_region(pass, r, start, end, batch->now);
+		gtdp_scan_region(pass, r, start, end);
 		if (pass->nomem)
 			return false;
 		batch->scans--;
@@ -181,8 +175,6 @@ static bool gtdp_scan_batch(struct gtdp_pass *pass)
 		pass->partial = true;
 		return false;
 	}
-
-	batch.now = gtdp_now(kvm->arch.gtdp);
 
 	/* VMAs are known for as long as memslots can't go away. */
 	pass->p.vma_end = 0;
@@ -260,24 +252,9 @@ static bool gtdp_may_continue(struct gtdp_pass *pass)
 	return !pass->partial;
 }
 
-/*
- * While a pass is throttled, more may arrive where it did before: map
- * that before going on.
- */
-static void gtdp_scan_front(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
-{
-	const gfn_t gfn = pass->gfn;
-
-	pass->gfn = READ_ONCE(gtdp->front);
-	while (gtdp_scan_batch(pass) && gtdp_end_slice(pass) && gtdp_may_continue(pass))
-		;
-	pass->gfn = gfn;
-}
-
 /* Begin, or go on with, a pass: to its end, or until it is cut short. */
 void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 {
-	bool was_partial = pass->partial;
 	struct kvm *kvm = gtdp->kvm;
 
 	pass->p.kvm = kvm;
@@ -293,11 +270,6 @@ void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 			pass->retry = true;
 			continue;
 		}
-
-		if (was_partial && !pass->as_id)
-			gtdp_scan_front(gtdp, pass);
-		if (pass->partial)
-			break;
 
 		while (gtdp_scan_batch(pass) && gtdp_may_continue(pass))
 			;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Tracker of Global TDP: a few bytes for each 2MiB region of a memslot say whether
- * it is due for a scan, and when.
+ * Tracker of Global TDP: a byte for each 2MiB region of a memslot says whether
+ * it is due for a scan.
  */
 #include "global_tdp.h"
 #include "gtdp.h"
@@ -39,7 +39,6 @@ void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
 void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	       gfn_t start, gfn_t end, enum gtdp_todo todo)
 {
-	const u8 now = gtdp_now(gtdp);
 	struct kvm_gtdp_region *r, *last;
 
 	if (!slot->arch.gtdp_regions || start >= end)
@@ -47,26 +46,11 @@ void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 
 	last = gtdp_region(slot, end - 1);
 	for (r = gtdp_region(slot, start); r <= last; r++) {
-		/* A write that copies a page zaps it, but brings nothing around it. */
-		if (end - start > 1)
-			WRITE_ONCE(r->fault_wait, 0);
-
 		/* What is looked for anyway remains so, however often it is zapped. */
 		if (todo == GTDP_ZAPPED &&
-		    (READ_ONCE(r->todo) == GTDP_NEW || READ_ONCE(r->todo) == GTDP_ZAPPED))
+		    (READ_ONCE(r->todo) == GTDP_NEW || READ_ONCE(r->todo) >= GTDP_ZAPPED))
 			continue;
 
-		if (todo == GTDP_ZAPPED && READ_ONCE(gtdp->has_run)) {
-			u8 quiet = now - READ_ONCE(r->due);
-
-			/* Memory in churn is left alone for longer and longer. */
-			if (quiet > 2 << READ_ONCE(r->backoff))
-				WRITE_ONCE(r->backoff, 0);
-			gtdp_back_off(r, now);
-		} else {
-			WRITE_ONCE(r->due, now);
-			WRITE_ONCE(r->backoff, 0);
-		}
 		WRITE_ONCE(r->todo, todo);
 	}
 }

@@ -42,7 +42,7 @@ static noinline u64 make_slow_spte(struct kvm_tdp_populate *p, struct kvm_mmu_pa
 	const bool rw = is_host_pte_writable(pte);
 	u64 spte;
 
-	if (!(pte & _PAGE_PRESENT) || !is_host_pte_usable(pte))
+	if (!(pte & _PAGE_PRESENT) || !is_host_pte_usable(p, pte))
 		return SHADOW_NONPRESENT_VALUE;
 
 	if (!p->template[rw])
@@ -134,7 +134,7 @@ static bool try_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 {
 	const bool rw = is_host_pte_writable(pte);
 
-	if (p->template[rw] || !is_host_pte_plain(pte))
+	if (p->template[rw] || !is_host_pte_plain(pte) || is_host_pte_skipped(p, pte))
 		return false;
 
 	make_template(p, root, gfn, pte);

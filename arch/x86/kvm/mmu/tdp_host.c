@@ -85,8 +85,11 @@ struct host_mapping tdp_host_mapping(struct kvm *kvm, unsigned long hva,
  * Whether the fault path, too, would map the page of a PTE.  Of what is special,
  * that is the zero page.
  */
-bool is_host_pte_usable(u64 pte)
+bool is_host_pte_usable(const struct kvm_tdp_populate *p, u64 pte)
 {
+	if (is_host_pte_skipped(p, pte))
+		return false;
+
 	return is_host_pte_plain(pte) ||
 	       (is_host_pte_plain(pte & ~(u64)_PAGE_SPECIAL) &&
 		is_zero_pfn(host_pte_pfn(pte)));

@@ -55,6 +55,11 @@ static inline bool is_host_pte_plain(u64 pte)
 	return (pte & HOST_PTE_CHECKED & ~(u64)HOST_PTE_WRITABLE) == HOST_PTE_PLAIN;
 }
 
+static inline bool is_host_pte_skipped(const struct kvm_tdp_populate *p, u64 pte)
+{
+	return p->skip_clean && (pte & _PAGE_RW) && !is_host_pte_writable(pte);
+}
+
 static inline kvm_pfn_t host_pte_pfn(u64 pte)
 {
 	return (pte & PTE_PFN_MASK) >> PAGE_SHIFT;
@@ -62,7 +67,7 @@ static inline kvm_pfn_t host_pte_pfn(u64 pte)
 
 struct host_mapping tdp_host_mapping(struct kvm *kvm, unsigned long hva,
 				     unsigned int max);
-bool is_host_pte_usable(u64 pte);
+bool is_host_pte_usable(const struct kvm_tdp_populate *p, u64 pte);
 int tdp_host_find_vmas(struct kvm_tdp_populate *p, unsigned long start,
 		       unsigned long end);
 

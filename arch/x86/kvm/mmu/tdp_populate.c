@@ -108,7 +108,7 @@ static bool scan_host(struct kvm_tdp_populate *p, struct region *r)
 
 	/* Dirty pages are logged, as ever, one by one. */
 	if (r->m.level > PG_LEVEL_4K && !kvm_slot_dirty_track_enabled(slot) &&
-	    is_host_pte_usable(r->m.huge_pte))
+	    is_host_pte_usable(p, r->m.huge_pte))
 		r->level = kvm_mmu_max_slot_level(slot, r->start, r->m.level);
 
 	if (r->level > PG_LEVEL_4K) {

@@ -17,6 +17,11 @@ struct kvm_tdp_populate {
 	const struct kvm_memory_slot *slot;
 	/* The role of the root to fill; the root is made if there is none. */
 	union kvm_mmu_page_role role;
+	/*
+	 * Leave pages that the host maps writable, but clean, to faults: these mark
+	 * them dirty, and so can map them writable.
+	 */
+	bool skip_clean;
 	/* Nobody waits for it: leave memory to others, see may_charge(). */
 	bool background;
 	/*

@@ -160,6 +160,7 @@ static const struct bench_case cases[] = {
 	{ "touch", 0, NULL, NULL, true },
 	{ "prefault", 0, NULL, prefault, false },
 	{ "prefault_touch", 0, NULL, prefault, true },
+	{ "prefault_populate", KVM_GLOBAL_TDP_POPULATE, NULL, prefault, false },
 	{ "fault_around", KVM_GLOBAL_TDP_FAULT_AROUND, NULL, NULL, true },
 	{ "populate", KVM_GLOBAL_TDP_POPULATE, NULL, populate, false },
 	{ "populate_touch", KVM_GLOBAL_TDP_POPULATE, NULL, populate, true },

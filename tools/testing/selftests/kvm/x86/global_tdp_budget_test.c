@@ -38,9 +38,6 @@
 /* Memslots that come meanwhile, and the part of a pass they may have to wait for. */
 #define NR_NEW		8
 #define NEW_SHARE	8
-/* Regions that arrive then, one after the other, and likewise. */
-#define NR_FRONT	8
-#define FRONT_SHARE	8
 
 /* Memory that arrives, so many pages of a region at a time. */
 #define NR_STEPS	20
@@ -345,8 +342,7 @@ static int later(int first, int seconds)
 }
 
 /*
- * What is new is mapped at once, however much else is scanned for nothing, and be
- * it where nothing has arrived lately.
+ * What is new is mapped at once, however much else is scanned for nothing.
  */
 static void check_new(struct subject *s)
 {
@@ -363,32 +359,6 @@ static void check_new(struct subject *s)
 	pr_info("%d new memslots: %lu pages in vain\n", NR_NEW, absent);
 	TEST_ASSERT(absent <= NR_NEW * NR_VAIN * NR_PAGES / 2 / NEW_SHARE,
 		    "%lu pages in vain for what is new", absent);
-}
-
-/* What arrives next to what has arrived last does not wait for a pass either. */
-static void check_front(struct subject *s)
-{
-	const u64 slot = NR_VAIN + NR_NEW;
-	struct gtdp_mem mem;
-	u64 i, nr_mapped = gtdp_nr_mapped(s->vm), before, absent;
-
-	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
-	gtdp_stamp(mem.hva, GTDP_REGION_PAGES, 1);
-	gtdp_add_slot(s->vm, GTDP_SLOT + slot, 0, vain_gpa(slot), &mem);
-	gtdp_wait_mapped(s->vm, nr_mapped + GTDP_REGION_PAGES);
-
-	before = gtdp_nr_absent(s->vm);
-	for (i = 1; i <= NR_FRONT; i++) {
-		gtdp_stamp(mem.hva + i * SZ_2M, GTDP_REGION_PAGES, 1);
-		gtdp_wait_mapped(s->vm, nr_mapped + (i + 1) * GTDP_REGION_PAGES);
-	}
-
-	absent = gtdp_nr_absent(s->vm) - before;
-	pr_info("%d regions that arrive: %lu pages in vain\n", NR_FRONT, absent);
-	TEST_ASSERT(absent <= NR_FRONT * NR_VAIN * NR_PAGES / 2 / FRONT_SHARE,
-		    "%lu pages in vain for what arrives", absent);
-	kvm_vm_free(s->vm);
-	gtdp_mem_free(&mem);
 }
 
 /*
@@ -513,7 +483,6 @@ int main(void)
 	TEST_ASSERT(nr && nr <= 1000000 / ARRIVING_SHARE, "%lu ppm for what arrives", nr);
 
 	check_new(&vain);
-	check_front(&vain);
 
 	return 0;
 }

@@ -2,7 +2,8 @@
 /*
  * Proves that a vCPU that faults on a page finds the present rest of the 2MiB
  * region mapped as well: a guest that touches N present pages takes N / 512
- * faults instead of N, and nothing is allocated for pages that are absent.
+ * faults instead of N, and nothing is allocated for pages that are absent.  Where
+ * a page table exists, what is around is mapped, and more if the guest uses that.
  */
 #include "test_util.h"
 #include "kvm_util.h"
@@ -141,7 +142,7 @@ static bool test_never(void)
 /* Half of the pages are present, and it stays at that until they are touched. */
 static bool test_absent(void)
 {
-	u64 i, faults = 0;
+	u64 i, absent, faults = 0;
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 	struct kvm_vm *vm;
@@ -162,10 +163,40 @@ static bool test_absent(void)
 	TEST_ASSERT_EQ(faults, NR_REGIONS);
 	TEST_ASSERT_EQ(gtdp_nr_resident(mem.hva, MEM_SIZE), NR_PAGES / 2);
 
-	/* The absent ones fault one by one: there is nothing around to map. */
+	/* The absent ones fault one by one: there is nothing around to map, nor a scan for it. */
+	absent = gtdp_nr_absent(vm);
 	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, GUEST_TAG),
 		       NR_PAGES / 2);
+	TEST_ASSERT(gtdp_nr_absent(vm) == absent, "Faults have scanned %lu absent pages",
+		    gtdp_nr_absent(vm) - absent);
 	gtdp_check(mem.hva, NR_PAGES, GUEST_TAG);
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+/*
+ * Memory arrives after the guest has touched the first page, i.e. has a page table: faults
+ * map 16 pages each, or four times as much as was used.
+ */
+static bool test_late(void)
+{
+	const bool has_ad_bits = kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST;
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+
+	vm = create(KVM_GLOBAL_TDP_FAULT_AROUND, &vcpu);
+	gtdp_mem_alloc(&mem, GTDP_ANON, SZ_2M, 0);
+	gtdp_stamp(mem.hva, 1, HOST_TAG);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, 1, HOST_TAG), 1);
+
+	/* With the pages 1, 16, 32, 48 and 128, or each sixteenth. */
+	gtdp_stamp(mem.hva, GTDP_REGION_PAGES, HOST_TAG);
+	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, GTDP_REGION_PAGES, HOST_TAG),
+		       has_ad_bits ? 5 : GTDP_REGION_PAGES / 16);
 
 	kvm_vm_free(vm);
 	gtdp_mem_free(&mem);
@@ -181,6 +212,7 @@ static const struct gtdp_test tests[] = {
 	{ "default follows the parameter", test_default },
 	{ "parameter is never", test_never },
 	{ "absent pages", test_absent },
+	{ "late pages", test_late },
 };
 
 int main(void)

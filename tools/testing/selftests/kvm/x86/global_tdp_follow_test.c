@@ -2,8 +2,8 @@
 /*
  * Proves that a VM's follower maps memory without being asked: what is present
  * when a memslot is created, before any vCPU has run, and what arrives later.
- * Also that KVM_POPULATE_ASYNC hands over a range to it.  How long it takes is
- * not tested, only that it happens, and is not left for seconds.
+ * Also that KVM_POPULATE_ASYNC hands over a range to it.  How long it works is not
+ * tested, only that it does not sleep for long before.
  */
 #include <sched.h>
 #include <signal.h>
@@ -33,7 +33,7 @@
 #define SETTLE_USECS	1000000
 
 /* Wasted scans for what was zapped beside a vCPU, until it is gone for good. */
-#define LOOKS_ZAPPED	4
+#define LOOKS_ZAPPED	3
 
 /* Little enough to meet a follower that is at work. */
 #define POLL_USECS	50
@@ -76,7 +76,7 @@ static bool test_present(enum gtdp_backing backing)
 
 	vm = create(&vcpu, &nr_code);
 	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
-	gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+	gtdp_wait_mapped_in(vm, nr_code + NR_PAGES, GTDP_SOON_MSECS);
 	check_no_faults(vcpu, &mem);
 
 	kvm_vm_free(vm);
@@ -128,10 +128,10 @@ static bool test_arriving(enum gtdp_backing backing)
 
 		/* Some chunks follow closely, others after all has settled. */
 		if (i / chunk % 2)
-			gtdp_wait_mapped(vm, nr_code + here);
+			gtdp_wait_mapped_in(vm, nr_code + here, GTDP_SOON_MSECS);
 	}
 
-	gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+	gtdp_wait_mapped_in(vm, nr_code + NR_PAGES, GTDP_SOON_MSECS);
 	TEST_ASSERT(gtdp_nr_populated(vm) >= nr_code + NR_PAGES,
 		    "Only %lu pages are the follower's", gtdp_nr_populated(vm));
 	check_no_faults(vcpu, &mem);
@@ -170,7 +170,7 @@ static bool test_arriving_zero(void)
 
 	r = madvise(mem.hva, MEM_SIZE, MADV_POPULATE_READ);
 	TEST_ASSERT(!r, __KVM_SYSCALL_ERROR("madvise()", r));
-	gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+	gtdp_wait_mapped_in(vm, nr_code + NR_PAGES, GTDP_SOON_MSECS);
 	TEST_ASSERT_EQ(gtdp_vcpu_stat(vcpu, "pf_taken"), 0);
 	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK_ZERO, GTDP_GPA, NR_PAGES, 0), 0);
 
@@ -187,12 +187,10 @@ static bool test_arriving_memfd(void)
 /* Some time after the last, a page is not left for seconds: pauses are short enough. */
 static bool test_arriving_soon(void)
 {
-	struct timespec start;
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 	struct kvm_vm *vm;
 	u64 nr_code, i;
-	int64_t usecs;
 
 	vm = create(&vcpu, &nr_code);
 	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
@@ -201,11 +199,7 @@ static bool test_arriving_soon(void)
 	for (i = 0; i < 4; i++) {
 		usleep(SETTLE_USECS);
 		gtdp_stamp(mem.hva + i * PAGE_SIZE, 1, HOST_TAG + i);
-		clock_gettime(CLOCK_MONOTONIC, &start);
-		gtdp_wait_mapped(vm, nr_code + i + 1);
-		usecs = timespec_to_ns(timespec_elapsed(start)) / 1000;
-		TEST_ASSERT(usecs < 2 * SETTLE_USECS, "A page is mapped %ld us after it has arrived",
-			    usecs);
+		gtdp_wait_mapped_in(vm, nr_code + i + 1, GTDP_SOON_MSECS);
 	}
 
 	kvm_vm_free(vm);
@@ -269,7 +263,7 @@ static bool test_async(void)
 		TEST_ASSERT_EQ(range.gpa, GTDP_GPA + MEM_SIZE);
 		TEST_ASSERT_EQ(range.size, 0);
 
-		gtdp_wait_mapped(vm, nr_code + NR_PAGES);
+		gtdp_wait_mapped_in(vm, nr_code + NR_PAGES, GTDP_SOON_MSECS);
 		check_no_faults(vcpu, &mem);
 
 		kvm_vm_free(vm);

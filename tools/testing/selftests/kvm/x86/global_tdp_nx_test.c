@@ -4,7 +4,8 @@
  * along: a VM that is populated and followed finds all of its memory mapped again
  * when the parameter changes, with huge pages that can be executed or that can't;
  * what had to be split for the guest to execute from it stays split until it is
- * recovered, and is huge again when it is populated then.
+ * recovered, and is huge again when it is populated then.  SMM's memory is as logged as
+ * its own memslots are.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -14,6 +15,7 @@
 #include "kvm_util.h"
 #include "processor.h"
 #include "global_tdp.h"
+#include "global_tdp_layout.h"
 
 #define MEM_SIZE	SZ_16M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
@@ -225,6 +227,46 @@ static bool test_logged(void)
 	return true;
 }
 
+/*
+ * What is split in SMM is left as it is if SMM's own memslot is logged, and recovered if only
+ * the other one at the same address is.
+ */
+static bool test_smm(void)
+{
+	const u32 slot = 1 << 16 | GTDP_SLOT;
+	struct env env;
+
+	if (!kvm_has_cap(KVM_CAP_X86_SMM) ||
+	    !gtdp_set_param("nx_huge_pages", "force") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_ratio", "0") ||
+	    !gtdp_set_param("nx_huge_pages_recovery_period_ms", PERIOD_MS) ||
+	    !env_create(&env, KVM_GLOBAL_TDP_POPULATE))
+		return false;
+
+	vm_set_user_memory_region(env.vm, 1 << 16, 0, 0, gtdp_code_size(env.vm),
+				  addr_gpa2hva(env.vm, 0));
+	gtdp_add_slot(env.vm, slot, 0, GTDP_GPA, &env.mem);
+	gtdp_enter_smm(env.vcpu);
+
+	run(&env, GTDP_EXEC);
+	TEST_ASSERT_EQ(nr_split(&env), NR_REGIONS);
+	gtdp_add_slot(env.vm, slot, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
+	recover(&env);
+	TEST_ASSERT_EQ(run(&env, GTDP_EXEC), 0);
+
+	gtdp_add_slot(env.vm, slot, 0, GTDP_GPA, &env.mem);
+	run(&env, GTDP_EXEC);
+	TEST_ASSERT_EQ(nr_split(&env), NR_REGIONS);
+	gtdp_add_slot(env.vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &env.mem);
+	recover(&env);
+	run(&env, GTDP_READ);
+	TEST_ASSERT_EQ(nr_huge(&env), NR_REGIONS);
+
+	env_destroy(&env);
+	gtdp_restore_params();
+	return true;
+}
+
 /* The guest splits huge pages, by executing them, as soon as they are recovered. */
 static void *executor(void *arg)
 {
@@ -390,6 +432,7 @@ static const struct gtdp_test tests[] = {
 	{ "toggled, split, recovered", test_toggled_ioctl },
 	{ "toggled, split, recovered, follower", test_toggled_follower },
 	{ "split, logged, recovered", test_logged },
+	{ "split in SMM, logged there or elsewhere", test_smm },
 	{ "raced against zaps", test_raced },
 	{ "recovered as its memslot is deleted", test_deleted },
 };

@@ -88,6 +88,12 @@ struct gtdp_job {
 #define GTDP_WAIT_SECONDS	40
 
 /*
+ * Twice what a follower sleeps at most until it sees what is new, or has arrived:
+ * 250ms after a pass that took long, 300ms if it has waited for a second.
+ */
+#define GTDP_SOON_MSECS		600
+
+/*
  * Wait for what somebody else does; if nobody does, fail, and say for what.  With 0
  * as @usecs, don't sleep between two looks.
  */
@@ -185,8 +191,10 @@ u64 gtdp_vm_stat_of(pid_t pid, const char *name);
 bool gtdp_has_stat_file(pid_t pid, const char *name);
 u64 gtdp_cpu_time(pid_t tid);
 u64 gtdp_nr_sleeps(pid_t tid);
+bool gtdp_is_asleep(pid_t tid);
 u64 gtdp_nr_absent(struct kvm_vm *vm);
 void gtdp_wait_mapped(struct kvm_vm *vm, u64 nr);
+void gtdp_wait_mapped_in(struct kvm_vm *vm, u64 nr, int msecs);
 void __gtdp_wait_mapped(struct kvm_vm *vm, u64 nr, void (*action)(void *arg),
 			void *arg);
 

@@ -821,6 +821,23 @@ u64 gtdp_nr_sleeps(pid_t tid)
 	return nr;
 }
 
+/* Whether a thread waits for something else than a CPU; not if it is gone. */
+bool gtdp_is_asleep(pid_t tid)
+{
+	char path[64], line[256], *state = NULL;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	file = fopen(path, "r");
+	if (!file)
+		return false;
+
+	if (fgets(line, sizeof(line), file))
+		state = strrchr(line, ')');
+	fclose(file);
+	return state && !strncmp(state, ") S", 3);
+}
+
 /* The number that a file begins with. */
 u64 gtdp_read_number(const char *dir, const char *name)
 {
@@ -939,6 +956,31 @@ void __gtdp_wait_mapped(struct kvm_vm *vm, u64 nr, void (*action)(void *arg),
 void gtdp_wait_mapped(struct kvm_vm *vm, u64 nr)
 {
 	__gtdp_wait_mapped(vm, nr, NULL, NULL);
+}
+
+/*
+ * Wait until the follower has mapped @nr pages, in a process with one VM.  Fail if it was
+ * asleep at more than @msecs looks, which are 1ms or more apart.  It is not asleep while it
+ * runs or waits for a CPU; and where it is woken up late, so is the thread that looks.
+ * Hence a busy host makes the test slow, but not fail.
+ */
+void gtdp_wait_mapped_in(struct kvm_vm *vm, u64 nr, int msecs)
+{
+	time_t end = time(NULL) + GTDP_WAIT_SECONDS;
+	int asleep = 0;
+	u64 mapped;
+	pid_t tids[8];
+
+	while ((mapped = gtdp_nr_mapped(vm)) < nr) {
+		/* The follower of an earlier VM may not have exited yet. */
+		if (gtdp_kernel_threads(tids, ARRAY_SIZE(tids)) == 1)
+			asleep += gtdp_is_asleep(tids[0]);
+
+		TEST_ASSERT(asleep <= msecs && time(NULL) < end,
+			    "%lu of %lu pages mapped when the follower had slept %d ms", mapped, nr,
+			    asleep);
+		usleep(1000);
+	}
 }
 
 void gtdp_set_job(struct kvm_vcpu *vcpu, struct gtdp_job job)
