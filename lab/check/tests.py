@@ -93,7 +93,7 @@ _VARIANTS = {
         (
             "eptad=0, traced",
             _RELOADED % "eptad=0",
-            {"populate": (), "dirty": ()},
+            {"populate": (), "dirty": (), "notifier": ("memory limit",)},
         ),
         (
             "allow_smaller_maxphyaddr=1, traced",
