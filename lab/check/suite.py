@@ -29,10 +29,10 @@ from lab.shell import console
 from lab.source import copies, tree
 
 NEWER = "newer"
-PARTS = ("lint", "unit", "once", "npt", "ept", "tools", "host", "stock", NEWER)
-ASKED_FOR = ("once", "tools", "host")
-"""Parts that are left out unless they are named: make test-tools, make test-host-check; and
-what is less than npt."""
+PARTS = ("lint", "unit", "once", "npt", "ept", "ept-4cpus", "tools", "host", "stock", NEWER)
+ASKED_FOR = ("once", "ept-4cpus", "tools", "host")
+"""Parts that are left out unless they are named: make test-tools, make test-host-check; what is
+less than npt; and four CPUs with EPT, which take long."""
 OF_NEWER = ("lint", "unit", "once")
 """Those that are run of newer series, too, which others may have to wait for."""
 _NEWER_SECONDS = 2700
@@ -123,11 +123,9 @@ def run(args: argparse.Namespace) -> int:
         ],
         "ept": [
             Step(f"series' tests, EPT, {ON}", _ept(ON, wanted), minutes=14),
-            *(
-                Step(f"series' tests, {kind}, {ON}", _in_turns(kind, wanted), minutes=3)
-                for kind in tests.IN_TURNS
-            ),
+            _in_turns("EPT, 2 CPUs", wanted),
         ],
+        "ept-4cpus": [_in_turns("EPT, 4 CPUs", wanted)],
         "tools": [Step(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
         "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
         "stock": _own_tests(),
@@ -419,8 +417,8 @@ def _ept(params: str, wanted: Sequence[str]) -> Do:
     return step
 
 
-def _in_turns(kind: str, wanted: Sequence[str]) -> Do:
-    """On EPT with several CPUs."""
+def _in_turns(kind: str, wanted: Sequence[str]) -> Step:
+    """Return what runs races on EPT with several CPUs."""
     cpus, quantum, _ = tests.IN_TURNS[kind]
 
     def step(part: Part) -> None:
@@ -430,7 +428,7 @@ def _in_turns(kind: str, wanted: Sequence[str]) -> Do:
             done = machines.on_ept(kind, chosen, ON, _EPT_SECONDS, **options)
             part.outcomes += _expected(done, kind)
 
-    return step
+    return Step(f"series' tests, {kind}, {ON}", step, minutes=4)
 
 
 def _tools(name: str) -> Do:
