@@ -71,7 +71,9 @@ class Races(unittest.TestCase):
         args = main.parser().parse_args(["test races", "--seeds", "2"])
         with (
             mock.patch.multiple(broken, load=lambda: [entry], build=lambda *_: Path("kvm.ko")),
-            mock.patch.multiple(stress, modules=mock.Mock(), selftests=mock.Mock()),
+            mock.patch.multiple(
+                stress, modules=mock.Mock(), selftests=mock.Mock(), console=mock.Mock()
+            ),
             mock.patch.object(stress, "locked", nullcontext),
             mock.patch.object(ept, "run", run),
             redirect_stdout(io.StringIO()),

@@ -212,7 +212,7 @@ class Expected(unittest.TestCase):
             mock.patch.object(machines, "on_ept", return_value=done),
         ):
             kind, tools = suite._kind("4level", [skipped.name]), suite._tools("global_tdp=1")
-            turns = suite._in_turns("EPT, 2 CPUs", [skipped.name])
+            turns = suite._in_turns("EPT, 2 CPUs", [skipped.name]).do
             for step in (*steps, kind, tools, turns):
                 part = Part("part")
                 step(part)
@@ -302,7 +302,7 @@ class Chosen(unittest.TestCase):
             (churn,) = tests.in_turns(kind)
             self.assertEqual((churn.name, churn.argv[-2]), ("global_tdp_churn_test", "-t"))
             with mock.patch.object(machines, "on_ept", return_value=Report()) as ran:
-                suite._in_turns(kind, [])(Part("part"))
+                suite._in_turns(kind, []).do(Part("part"))
             self.assertIn(f"{ran.call_args.kwargs['cpus']} CPUs", kind)
             self.assertNotIn("CPU", tests.LACKS[kind])
 

@@ -32,7 +32,7 @@ can't have; four CPUs, where the host has less, are interrupted anywhere."""
 _EPT = "ept"
 _EPT_BOOT = 600
 _EPT_TIMES = 200
-"""Seconds that a boot of Bochs takes, and one of its own, at most: with four CPUs; 39 with two
+"""Seconds that a boot of Bochs takes, and one of its own, at most: with four CPUs; 25 with two
 in turns of three instructions."""
 
 _TURNS = ((2, 3), (2, 1), (2, 5), (3, 3), (2, 2), (4, 2), (4, 5), (3, 1), (2, 8), (2, 16))

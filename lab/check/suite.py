@@ -29,9 +29,13 @@ from lab.shell import console
 from lab.source import copies, tree
 
 NEWER = "newer"
-PARTS = ("lint", "unit", "once", "npt", "variants", "ept", "tools", "host", "stock", NEWER)
-ASKED_FOR = ("once", "variants", "tools", "host")
-"""Parts that only run if named: make test WHAT=tools or WHAT=host-check; and parts of others."""
+PARTS = (
+    *("lint", "unit", "once", "npt", "variants", "ept", "ept-4cpus"),
+    *("tools", "host", "stock", NEWER),
+)
+ASKED_FOR = ("once", "variants", "ept-4cpus", "tools", "host")
+"""Parts that only run if named: make test WHAT=tools or WHAT=host-check; parts of others; and
+four CPUs with EPT, which take long."""
 OF_NEWER = ("lint", "unit", "once", "variants")
 """Those that are run of newer series, too, which others may have to wait for."""
 _NEWER_SECONDS = 2700
@@ -129,11 +133,9 @@ def run(args: argparse.Namespace) -> int:
         ],
         "ept": [
             Step(f"series' tests, EPT, {ON}", _ept(ON, wanted), minutes=14),
-            *(
-                Step(f"series' tests, {kind}, {ON}", _in_turns(kind, wanted), minutes=3)
-                for kind in tests.IN_TURNS
-            ),
+            _in_turns("EPT, 2 CPUs", wanted),
         ],
+        "ept-4cpus": [_in_turns("EPT, 4 CPUs", wanted)],
         "tools": [Step(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
         "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
         "stock": _own_tests(),
@@ -429,8 +431,8 @@ def _ept(params: str, wanted: Sequence[str], *, all_of_them: bool = True) -> Do:
     return step
 
 
-def _in_turns(kind: str, wanted: Sequence[str]) -> Do:
-    """On EPT with several CPUs."""
+def _in_turns(kind: str, wanted: Sequence[str]) -> Step:
+    """Return what runs races on EPT with several CPUs."""
     cpus, quantum, _ = tests.IN_TURNS[kind]
 
     def step(part: Part) -> None:
@@ -440,7 +442,7 @@ def _in_turns(kind: str, wanted: Sequence[str]) -> Do:
             done = machines.on_ept(kind, chosen, ON, _EPT_SECONDS, **options)
             part.outcomes += _expected(done, kind)
 
-    return step
+    return Step(f"series' tests, {kind}, {ON}", step, minutes=4)
 
 
 def _tools(name: str) -> Do:

@@ -92,7 +92,7 @@ def run(
     """Boot once, load KVM, run `commands`, and return what came of them.
 
     `programs` are static. `mem` is in MiB; a command's limit is in seconds of the machine, of
-    which one takes up to eight, or forty with two CPUs and a quantum of 3. `cpus` and `quantum`
+    which one takes up to eight, or 25 with two CPUs and a quantum of 3. `cpus` and `quantum`
     are as check() wants them. The rest is as in lab.machine.npt.
     """
     check(cpus, quantum)
