@@ -175,12 +175,11 @@ def apply(broken: Broken, source: Path, *options: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build and test them one by one; 1 if a test did not notice."""
     chosen = [broken for broken in load() if args.only in f"{broken.promise} {broken.files}"]
-    chosen = [broken for broken in load() if args.only in broken.promise]
     if args.cpus or args.quantum is not None:
         ept.check(args.cpus, args.quantum)
         chosen = [broken.in_turns(args.cpus, args.quantum) for broken in chosen]
     if not chosen:
-        raise LabError(f"--only {args.only}: no such promise in {PATCHES.relative_to(ROOT)}")
+        raise LabError(f"--only {args.only}: no such promise or file in {PATCHES.relative_to(ROOT)}")
     for checked in {False, *(bool(broken.checked) for broken in chosen)}:
         modules.build(checked=checked)
     selftests.build()
