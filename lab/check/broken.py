@@ -179,7 +179,8 @@ def run(args: argparse.Namespace) -> int:
         ept.check(args.cpus, args.quantum)
         chosen = [broken.in_turns(args.cpus, args.quantum) for broken in chosen]
     if not chosen:
-        raise LabError(f"--only {args.only}: no such promise or file in {PATCHES.relative_to(ROOT)}")
+        where = PATCHES.relative_to(ROOT)
+        raise LabError(f"--only {args.only}: no such promise or file in {where}")
     for checked in {False, *(bool(broken.checked) for broken in chosen)}:
         modules.build(checked=checked)
     selftests.build()
