@@ -418,7 +418,6 @@ u64 __kvm_gtdp_prefault(struct kvm_vcpu *vcpu, const struct kvm_pre_fault_memory
 		.kvm = vcpu->kvm,
 		.slot = kvm_vcpu_gfn_to_memslot(vcpu, gfn),
 		.role = vcpu->arch.mmu->root_role,
-		.skip_clean = true,
 	};
 	gfn_t hole;
 	long n;
@@ -428,6 +427,8 @@ u64 __kvm_gtdp_prefault(struct kvm_vcpu *vcpu, const struct kvm_pre_fault_memory
 	    vcpu->arch.mmu != &vcpu->arch.root_mmu || p.role.guest_mode ||
 	    !p.slot || !gtdp_is_user_slot(p.slot) || gfn >= tdp_root_nr_gfns(p.role.level))
 		return 0;
+
+	p.skip_clean = !(p.slot->flags & KVM_MEM_READONLY);
 
 	if (gfn <= vcpu->arch.gtdp_prefault_last || gfn >= vcpu->arch.gtdp_prefault_end) {
 		n = kvm_tdp_populate(&p, gfn, min(end, gtdp_slot_end(p.slot)));

@@ -37,18 +37,20 @@ static bool gtdp_is_mapped(const u64 *spt, gfn_t gfn)
 }
 
 /*
- * Look at one SPTE of each GTDP_AROUND.  If the guest has used most of those that are
- * mapped, map four times as many pages as it has used.  The distances of these SPTEs are
- * all different, so that no three of them are a guest's by its stride.  Without A/D bits,
- * none counts as used.
+ * Look at one SPTE of GTDP_AROUND and one more, so that strides of powers of two meet few.
+ * If the guest has used most of those that are mapped, map four times as many pages as it
+ * has used.
  */
 static unsigned int gtdp_window_size(const u64 *spt)
 {
 	unsigned int i, mapped = 0, used = 0;
 	u64 spte;
 
-	for (i = 0; i < SPTE_ENT_PER_PAGE / GTDP_AROUND; i++) {
-		spte = READ_ONCE(spt[i * GTDP_AROUND + i * (i + 1) / 2 % GTDP_AROUND]);
+	if (!kvm_ad_enabled)
+		return GTDP_AROUND;
+
+	for (i = 0; i < SPTE_ENT_PER_PAGE; i += GTDP_AROUND + 1) {
+		spte = READ_ONCE(spt[i]);
 		if (is_shadow_present_pte(spte)) {
 			mapped++;
 			used += !!(spte & shadow_accessed_mask);
@@ -130,10 +132,7 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 	    fault->prefetch || fault->goal_level != PG_LEVEL_4K)
 		return;
 
-	/*
-	 * VMX runs nested guests that have no EPT of their own without A/D bits, on which
-	 * SPTEs that are populated, and are not dirty yet, rely.
-	 */
+	/* That of a nested guest without paging of its own: rare. */
 	if (p.role.guest_mode)
 		return;
 
@@ -143,8 +142,10 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 			cached = gtdp_map_page_cache(&p, w.start, w.end, fault);
 	}
 
-	w = fault->linked ? gtdp_window(slot, fault->gfn, SPTE_ENT_PER_PAGE) :
-			    gtdp_find_window(vcpu, &p, fault->gfn, true);
+	if (fault->linked)
+		w = gtdp_window(slot, fault->gfn, SPTE_ENT_PER_PAGE);
+	else if (!cached)
+		w = gtdp_find_window(vcpu, &p, fault->gfn, true);
 	if (w.start == w.end)
 		return;
 

@@ -45,8 +45,10 @@ static void gtdp_requeue_region(struct gtdp_pass *pass, struct kvm_gtdp_region *
 
 	if (err) {
 		/* It remains due. */
-		if (todo >= GTDP_ZAPPED)
-			gtdp_plan_look(gtdp, todo - GTDP_ZAPPED, HZ);
+		if (todo >= GTDP_ZAPPED) {
+			todo = GTDP_ZAPPED;
+			gtdp_plan_look(gtdp, 0, HZ);
+		}
 		pass->retry = true;
 		pass->nomem = err == -ENOMEM;
 		pass->partial = pass->nomem;

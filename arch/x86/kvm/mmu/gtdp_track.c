@@ -40,15 +40,17 @@ void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	       gfn_t start, gfn_t end, enum gtdp_todo todo)
 {
 	struct kvm_gtdp_region *r, *last;
+	u8 old;
 
 	if (!slot->arch.gtdp_regions || start >= end)
 		return;
 
 	last = gtdp_region(slot, end - 1);
 	for (r = gtdp_region(slot, start); r <= last; r++) {
-		/* What is looked for anyway remains so, however often it is zapped. */
-		if (todo == GTDP_ZAPPED &&
-		    (READ_ONCE(r->todo) == GTDP_NEW || READ_ONCE(r->todo) >= GTDP_ZAPPED))
+		old = READ_ONCE(r->todo);
+		/* What has more than one look to come keeps them, however often it is zapped. */
+		if (todo == GTDP_ZAPPED && (old == GTDP_NEW || (old >= GTDP_ZAPPED &&
+				old < GTDP_ZAPPED + GTDP_LOOKS - 1)))
 			continue;
 
 		WRITE_ONCE(r->todo, todo);
