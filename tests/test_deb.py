@@ -643,6 +643,10 @@ class KernelHook(_Host):
     def state(self, state: str, made_from: str = "6.12.117-1") -> None:
         _write(self.root / "state", state)
         _write(self.root / "made_from", made_from)
+        built = self.root / f"var/lib/dkms/kvm-global-tdp/@VERSION@/{RELEASE}/x86_64/module"
+        for name in modules.NAMES if state else ():
+            for place in (built, self.updates)[: 1 + (state == "installed")]:
+                _write(place / f"{name}.ko.xz", f"{name}\n")
 
     def test_it_comes(self) -> None:
         self.assertEqual(self.hook(), 0)
@@ -788,6 +792,29 @@ class KernelHook(_Host):
         self.assertEqual(self.hook(), 0)
         self.assertEqual(self.did(), ["uninstall"])
 
+    def test_what_is_not_whole_is_installed_again(self) -> None:
+        """Without its sources: what was built is there."""
+        self.program("take-sources", "exit 1")
+        for damage in (Path.unlink, lambda path: path.write_text("")):
+            self.state("installed")
+            damage(self.updates / "kvm-amd.ko.xz")
+            self.assertEqual(self.hook(), 0)
+            self.assertEqual(self.did(), ["uninstall", "install"])
+            self.assertEqual(self.hook(), 0)
+            self.assertEqual(self.did(), [])
+
+    def test_asked_for_what_would_not_load_is_built_again(self) -> None:
+        """DKMS signs what it builds: openssl has come since. What loads is not built again."""
+        reconfigure = mock.patch.dict(os.environ, {"DEBCONF_RECONFIGURE": "1"})
+        for passes, done in ((f"[ -e {self.root}/signed ]", ["build", "install"]), ("", [])):
+            self.state("built" if done else "installed")
+            self.program(
+                "check-load", f"{passes}\nstatus=$?; touch {self.root}/signed; exit $status"
+            )
+            with reconfigure:
+                self.assertEqual(self.hook(), 0)
+            self.assertEqual(self.did(), done)
+
     def test_a_build_that_fails(self) -> None:
         """Its log stays, and nothing else; it is not tried again."""
         build = self.root / "var/lib/dkms/kvm-global-tdp/@VERSION@/build"
@@ -832,6 +859,27 @@ class KernelHook(_Host):
         self.program("dkms", '[ "$1" != build ] || kill -TERM $PPID')
         self.assertEqual(self.hook(), 1)
         self.assertFalse(self.failed.exists())
+
+
+class Prerm(unittest.TestCase):
+    """What is there before this package is replaced or removed."""
+
+    def test_only_dpkg_reconfigure_leaves_all(self) -> None:
+        text = (PACKAGING / "debian/kvm-global-tdp-dkms.prerm").read_text()
+        text = text.partition("# See kernel-hook")[0]
+        for action, again, goes_on in (
+            ("upgrade", "1", False),
+            ("upgrade", "", True),
+            ("remove", "1", True),
+        ):
+            stubs = "ischroot() { :; }\n"
+            done = subprocess.run(
+                ["sh", "-c", f"{stubs}{text}\necho goes on", "prerm", action],
+                env={**os.environ, "DEBCONF_RECONFIGURE": again},
+                capture_output=True,
+                text=True,
+            )
+            self.assertEqual((done.returncode, done.stdout), (0, "goes on\n" * goes_on))
 
 
 class KeepStock(_Host):
