@@ -222,7 +222,7 @@ class CheckKernel(_Host):
         for listed in ((), ("6.12.117-11", "6.12.11", "6x12.117-1", "6.12.117-1~deb12u2")):
             self.tested(*listed)
             self.assert_refused("check-kernel", f"not tested on Debian's linux {VERSION}: wait")
-            self.settings("untested=yes\n")
+            self.settings(f"{VERSION}\n")
             self.assert_accepted("check-kernel", f"{VERSION}\n")
             (self.root / "etc/default/kvm-global-tdp").unlink()
 
@@ -239,27 +239,37 @@ class CheckKernel(_Host):
                 self.assert_refused("check-kernel", "not tested")
 
     def test_settings(self) -> None:
+        """A list of uploads, "any" among them, or the words that there were before."""
         self.image(VERSION)
         self.tested()
-        for text in ("", "# untested=yes\n\n", "untested=no\n"):
+        others = ("6.12.117-2\n", "6.12.117-11\n", "many\n", f"# {VERSION}\n#any\n")
+        for text in ("", "\n\n", "untested=no\n", *others):
             self.settings(text)
-            self.assert_refused("check-kernel", "not tested")
-        for text in ("# x\nuntested=yes # y\n", 'untested="yes"\n', "untested=yes"):
+            self.assert_refused("check-kernel", f"or run echo {VERSION} >>/etc/default/")
+        same = (f"{VERSION} # x\n", f"6.12.9-1\r\n{VERSION}\r\n", f"{VERSION}~deb12u1")
+        for text in (*same, "any", "\n# x\n\n any# y\n", "any # \xff\n", "untested=yes\r\n"):
             self.settings(text)
             self.assert_accepted("check-kernel", f"{VERSION}\n")
 
     def test_malformed_settings(self) -> None:
         """Nothing of them is run, or matters to what was tested."""
         ran = self.root / "ran"
-        bad = ("untested = yes\n", "untested=yes\nuntested=no\n", "yes\n", "untested=YES\n")
+        bad = ("untested = yes\n", "yes\n", "untested=YES\n", "6.12.117-1x\n", ".*\n")
         for text in (*bad, f"untested=$(touch {ran})\n", f"touch {ran}\n", "\xff\0\n"):
             self.tested()
             self.settings(text)
             self.image(VERSION)
-            self.assert_refused("check-kernel", "correct it, then dpkg-reconfigure")
+            self.assert_refused("check-kernel", "was not tested")
             self.assertFalse(ran.exists())
             self.tested(VERSION)
             self.assert_accepted("check-kernel", f"{VERSION}\n")
+
+    def test_settings_that_cannot_be_read(self) -> None:
+        self.image(VERSION)
+        (self.root / "etc/default/kvm-global-tdp").mkdir(parents=True)
+        self.assert_accepted("check-kernel", f"{VERSION}\n")
+        self.tested()
+        self.assert_refused("check-kernel", "cannot be read: correct it, then dpkg-reconfigure")
 
     def test_the_list_is_gone(self) -> None:
         self.image(VERSION)

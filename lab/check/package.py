@@ -252,7 +252,7 @@ class _System:
         with (self.root / EARLY).open("a") as early:
             early.write(f"{DISK}kvm\n")
         (self.root / SETTINGS).parent.mkdir(exist_ok=True)
-        (self.root / SETTINGS).write_text("untested=yes\n")
+        (self.root / SETTINGS).write_text("any\n")
         shutil.copy(self.package.path, self.root / "package.deb")
         self._pack_earlier()
 
@@ -475,25 +475,30 @@ class _System:
         self._note("refuse", what, " ".join(wrong), not wrong)
 
     def _not_tested(self) -> None:
-        """An upload that is not in the list keeps its own KVM; one that is in it has ours."""
+        """An upload in neither list nor settings keeps its own KVM; one in either has ours."""
         listed = self.root / f"usr/src/kvm-global-tdp-{self.package.version}/tested"
         settings, before = self.root / SETTINGS, listed.read_text()
         for text, word in (
             ("", f"was not tested on Debian's linux {self.upload.version}"),
-            ("untested=maybe\n", "correct it"),
+            ("untested=no\n", f"run echo {self.upload.version} >>/{SETTINGS}"),
         ):
             listed.write_text("# none\n")
             settings.write_text(text)
             done = self._inside("dpkg-reconfigure", deb.NAME)
             self._note_kept("refuse", f"an upload not in the list, {text!r}", done, word)
         self._note_early("refuse", "the initramfs has the kernel's own", "kernel/arch")
-        listed.write_text(f"{self.upload.version} 2026-11-28 0123456789ab\n")
-        with working(f"{self.release}: DKMS builds for what is in the list"):
+        line = f"{self.upload.version} 2026-11-28 0123456789ab\n"
+        for what, listing, allowing in (
+            ("allowed by the settings", "# none\n", f"{self.upload.version}\n"),
+            ("in the list", line, ""),
+        ):
+            listed.write_text(listing)
+            settings.write_text(allowing)
             done = self._inside("dpkg-reconfigure", deb.NAME)
-        self._note_built("refuse", "in the list: ours is built", done, self.kernel)
+            self._note_built("refuse", f"{what}: ours is there", done, self.kernel)
         self._reconfigured()
         listed.write_text(before)
-        settings.write_text("untested=yes\n")
+        settings.write_text("any\n")
 
     def _reconfigured(self) -> None:
         """Without sources: ours stays, and what is not whole is mended."""
