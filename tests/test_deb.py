@@ -1049,10 +1049,58 @@ class Status(_Host):
 
     def test_no_vms(self) -> None:
         self.ours("always")
-        self.assert_status(0, "VMs unknown: debugfs is not mounted")
+        self.program("id", "echo 0")
+        self.assert_status(3, "UNKNOWN: statistics cannot be read: mount debugfs; on for new")
         self.assertIsNone(json.loads(self.status("--json").stdout)["vms"])
         self.debugfs.mkdir(parents=True)
         self.assert_status(0, "0 of 0 VMs have it, threads: 0, mapped ahead: unknown")
+
+    def test_statistics_that_cannot_be_read(self) -> None:
+        """What is off or stopped is no less so."""
+        self.ours("always")
+        self.program("id", "echo 1000")
+        self.assert_status(3, "cannot be read: be root")
+        self.program("id", "echo 0")
+        self.vm("10-7", 1)
+        self.program("cat", f'case $1 in {self.debugfs}/*) exit 1 ;; esac\nexec /bin/cat "$@"')
+        self.assert_status(3, "cannot be read: this host is locked down")
+        self.assert_status(0, "OK: stopped, for all VMs; VMs unknown; KVM", "--stop")
+        self.assert_status(1, "WARNING: stopped, for all VMs; VMs unknown")
+
+    def test_what_the_next_boot_loads(self) -> None:
+        """Of the running kernel, and the newest."""
+        self.ours("always")
+        self.debugfs.mkdir(parents=True)
+        self.program("uname", "echo 6.12.9-amd64")
+        kernels = ("6.12.9-amd64", "6.12.10-amd64")
+        for boot, ours, wrong in (
+            ((), (), ""),
+            (kernels, kernels, ""),
+            (kernels, kernels[:1], kernels[1]),
+            (kernels, kernels[1:], kernels[0]),
+            (kernels[:1], (), kernels[0]),
+        ):
+            for release in boot:
+                _write(self.root / f"boot/vmlinuz-{release}", "")
+            patterns = " | ".join(f"*' -k {release} -F version '*" for release in ours)
+            case = f'case " $* " in {patterns or "none"}) echo 1 ;; esac'
+            self.program("modinfo", case)
+            if wrong:
+                self.assert_status(2, f"CRITICAL: {wrong} has its own KVM, which the next boot")
+            else:
+                self.assert_status(0, "OK")
+            for release in boot:
+                (self.root / f"boot/vmlinuz-{release}").unlink()
+
+    def test_json(self) -> None:
+        """A program can rely on the format; what is unknown is null."""
+        self.ours("always")
+        (self.root / "sys/module/kvm/version").unlink()
+        told = json.loads(self.status("--json").stdout)
+        found = [told[name] for name in ("format", "version", "upload")]
+        self.assertEqual(found, [1, None, None])
+        self.program("modinfo", f'[ "$2" = linux_source ] && echo {VERSION}')
+        self.assertEqual(json.loads(self.status("--json").stdout)["upload"], VERSION)
 
     def test_no_thread(self) -> None:
         """Of a VM that could not have it and has none; it may have got one since."""
@@ -1102,7 +1150,9 @@ class Status(_Host):
 
     def test_stopped(self) -> None:
         self.ours("always")
-        self.assert_status(0, "OK: stopped, for all VMs", "--stop")
+        self.vm("10-7", 1)
+        said = "OK: stopped, for all VMs; 1 of 1 VMs have it, threads: 1; KVM"
+        self.assert_status(0, said, "--stop")
         self.assertEqual(
             (self.root / "sys/module/kvm/parameters/global_tdp").read_text(), "never\n"
         )
