@@ -97,9 +97,6 @@ struct kvm_populate_memory {
 /* By counted instructions a page, docs/costs.md: populating, and a vCPU's fault. */
 static const double counted_share[] = { 22.0 / 3448, 1.9 / 6.5 };
 
-/* And the same of 4 KiB pages, with what the VM's end takes: see worth(). */
-static const double counted_worth = (22.0 + 27) / (3448 + 471 - 112 + 27);
-
 /*
  * What the guest does at %esi, page by page, %ecx times.  guest_walk: add 1 to a word of
  * each; the time is from %ebp:%ebx to %edx:%eax.  guest_sample: write to %edi how long each
@@ -928,16 +925,17 @@ static struct estimate estimate(int number)
 /*
  * The share of 4 KiB pages, in per cent, from which on Global TDP takes less CPU time than
  * faults.  It maps all pages, and takes those away again that were not touched, too; 0 if it
- * never takes less.
+ * never takes less, or is not there to be measured.
  */
 static int worth(void)
 {
-	double idle = median_of("4k", "idle", END), least = counted_worth;
+	double idle = median_of("4k", "idle", END);
 	double saved = median_of("4k", "touch", COST) + median_of("4k", "touch", END) -
 		       median_of("4k", "populate", END) + idle;
+	double least = (median_of("4k", "populate", PREPARE) + idle) / saved;
 
-	if (host.features & KVM_GLOBAL_TDP_POPULATE)
-		least = (median_of("4k", "populate", PREPARE) + idle) / saved;
+	if (!(host.features & KVM_GLOBAL_TDP_POPULATE))
+		return 0;
 	return least > 0 && least < 1 ? (int)(least * 100) + 1 : 0;
 }
 
@@ -1029,12 +1027,20 @@ static void show_verdict(void)
 	double faults = estimate(1).faults;
 	char huge[96] = "";
 
+	if (!estimate(0).measured) {
+		if (has_thp())
+			snprintf(huge, sizeof(huge), " and %.2f s with huge ones", faults);
+		printf("\nA guest of %lu GiB pays %.2f s for its faults with 4 KiB pages%s; which share "
+		       "of them has to be touched for Global TDP to pay, only KVM with it can measure.\n",
+		       gib, estimate(0).faults, huge);
+		return;
+	}
 	if (has_thp())
 		snprintf(huge, sizeof(huge), ": a guest of %lu GiB pays %.2f s for its faults there",
 			 gib, faults);
 	if (worth())
-		printf("\nWorth it%s for VMs that touch more than %d%% of their memory in 4 KiB "
-		       "pages; ", estimate(0).measured ? "" : ", by an estimate,", worth());
+		printf("\nWorth it for VMs that touch more than %d%% of their memory in 4 KiB "
+		       "pages; ", worth());
 	else
 		printf("\nNot worth it with 4 KiB pages, as measured here; ");
 	printf("not worth it with huge pages%s.\n", huge);
@@ -1272,8 +1278,8 @@ static void help(void)
 	       "  -r REPETITIONS  of all measurements, 1 to %lu (default %lu)\n"
 	       "  -g GIB          of the guest that the summary is about (default %lu)\n"
 	       "  --json FILE     write all figures there, too; nothing private is in it\n"
-	       "By default it takes three minutes and 600 MiB. The last line says whether Global TDP is\n"
-	       "worth it.\n",
+	       "By default it takes three minutes and 600 MiB. The last line says what faults\n"
+	       "cost and, on KVM with Global TDP, whether that is worth it.\n",
 	       LEAST_MIB, MOST_MIB, DEFAULT_MIB, DEFAULT_VCPUS, MOST_REPS, DEFAULT_REPS,
 	       DEFAULT_GIB);
 	exit(0);

@@ -222,7 +222,7 @@ class CheckKernel(_Host):
         for listed in ((), ("6.12.117-11", "6.12.11", "6x12.117-1", "6.12.117-1~deb12u2")):
             self.tested(*listed)
             self.assert_refused("check-kernel", f"not tested on Debian's linux {VERSION}: wait")
-            self.settings("untested=yes\n")
+            self.settings(f"{VERSION}\n")
             self.assert_accepted("check-kernel", f"{VERSION}\n")
             (self.root / "etc/default/kvm-global-tdp").unlink()
 
@@ -239,27 +239,37 @@ class CheckKernel(_Host):
                 self.assert_refused("check-kernel", "not tested")
 
     def test_settings(self) -> None:
+        """A list of uploads, "any" among them, or the words that there were before."""
         self.image(VERSION)
         self.tested()
-        for text in ("", "# untested=yes\n\n", "untested=no\n"):
+        others = ("6.12.117-2\n", "6.12.117-11\n", "many\n", f"# {VERSION}\n#any\n")
+        for text in ("", "\n\n", "untested=no\n", *others):
             self.settings(text)
-            self.assert_refused("check-kernel", "not tested")
-        for text in ("# x\nuntested=yes # y\n", 'untested="yes"\n', "untested=yes"):
+            self.assert_refused("check-kernel", f"or run echo {VERSION} >>/etc/default/")
+        same = (f"{VERSION} # x\n", f"6.12.9-1\r\n{VERSION}\r\n", f"{VERSION}~deb12u1")
+        for text in (*same, "any", "\n# x\n\n any# y\n", "any # \xff\n", "untested=yes\r\n"):
             self.settings(text)
             self.assert_accepted("check-kernel", f"{VERSION}\n")
 
     def test_malformed_settings(self) -> None:
         """Nothing of them is run, or matters to what was tested."""
         ran = self.root / "ran"
-        bad = ("untested = yes\n", "untested=yes\nuntested=no\n", "yes\n", "untested=YES\n")
+        bad = ("untested = yes\n", "yes\n", "untested=YES\n", "6.12.117-1x\n", ".*\n")
         for text in (*bad, f"untested=$(touch {ran})\n", f"touch {ran}\n", "\xff\0\n"):
             self.tested()
             self.settings(text)
             self.image(VERSION)
-            self.assert_refused("check-kernel", "correct it, then dpkg-reconfigure")
+            self.assert_refused("check-kernel", "was not tested")
             self.assertFalse(ran.exists())
             self.tested(VERSION)
             self.assert_accepted("check-kernel", f"{VERSION}\n")
+
+    def test_settings_that_cannot_be_read(self) -> None:
+        self.image(VERSION)
+        (self.root / "etc/default/kvm-global-tdp").mkdir(parents=True)
+        self.assert_accepted("check-kernel", f"{VERSION}\n")
+        self.tested()
+        self.assert_refused("check-kernel", "cannot be read: correct it, then dpkg-reconfigure")
 
     def test_the_list_is_gone(self) -> None:
         self.image(VERSION)
@@ -643,6 +653,10 @@ class KernelHook(_Host):
     def state(self, state: str, made_from: str = "6.12.117-1") -> None:
         _write(self.root / "state", state)
         _write(self.root / "made_from", made_from)
+        built = self.root / f"var/lib/dkms/kvm-global-tdp/@VERSION@/{RELEASE}/x86_64/module"
+        for name in modules.NAMES if state else ():
+            for place in (built, self.updates)[: 1 + (state == "installed")]:
+                _write(place / f"{name}.ko.xz", f"{name}\n")
 
     def test_it_comes(self) -> None:
         self.assertEqual(self.hook(), 0)
@@ -788,6 +802,29 @@ class KernelHook(_Host):
         self.assertEqual(self.hook(), 0)
         self.assertEqual(self.did(), ["uninstall"])
 
+    def test_what_is_not_whole_is_installed_again(self) -> None:
+        """Without its sources: what was built is there."""
+        self.program("take-sources", "exit 1")
+        for damage in (Path.unlink, lambda path: path.write_text("")):
+            self.state("installed")
+            damage(self.updates / "kvm-amd.ko.xz")
+            self.assertEqual(self.hook(), 0)
+            self.assertEqual(self.did(), ["uninstall", "install"])
+            self.assertEqual(self.hook(), 0)
+            self.assertEqual(self.did(), [])
+
+    def test_asked_for_what_would_not_load_is_built_again(self) -> None:
+        """DKMS signs what it builds: openssl has come since. What loads is not built again."""
+        reconfigure = mock.patch.dict(os.environ, {"DEBCONF_RECONFIGURE": "1"})
+        for passes, done in ((f"[ -e {self.root}/signed ]", ["build", "install"]), ("", [])):
+            self.state("built" if done else "installed")
+            self.program(
+                "check-load", f"{passes}\nstatus=$?; touch {self.root}/signed; exit $status"
+            )
+            with reconfigure:
+                self.assertEqual(self.hook(), 0)
+            self.assertEqual(self.did(), done)
+
     def test_a_build_that_fails(self) -> None:
         """Its log stays, and nothing else; it is not tried again."""
         build = self.root / "var/lib/dkms/kvm-global-tdp/@VERSION@/build"
@@ -832,6 +869,27 @@ class KernelHook(_Host):
         self.program("dkms", '[ "$1" != build ] || kill -TERM $PPID')
         self.assertEqual(self.hook(), 1)
         self.assertFalse(self.failed.exists())
+
+
+class Prerm(unittest.TestCase):
+    """What is there before this package is replaced or removed."""
+
+    def test_only_dpkg_reconfigure_leaves_all(self) -> None:
+        text = (PACKAGING / "debian/kvm-global-tdp-dkms.prerm").read_text()
+        text = text.partition("# See kernel-hook")[0]
+        for action, again, goes_on in (
+            ("upgrade", "1", False),
+            ("upgrade", "", True),
+            ("remove", "1", True),
+        ):
+            stubs = "ischroot() { :; }\n"
+            done = subprocess.run(
+                ["sh", "-c", f"{stubs}{text}\necho goes on", "prerm", action],
+                env={**os.environ, "DEBCONF_RECONFIGURE": again},
+                capture_output=True,
+                text=True,
+            )
+            self.assertEqual((done.returncode, done.stdout), (0, "goes on\n" * goes_on))
 
 
 class KeepStock(_Host):
@@ -991,10 +1049,58 @@ class Status(_Host):
 
     def test_no_vms(self) -> None:
         self.ours("always")
-        self.assert_status(0, "VMs unknown: debugfs is not mounted")
+        self.program("id", "echo 0")
+        self.assert_status(3, "UNKNOWN: statistics cannot be read: mount debugfs; on for new")
         self.assertIsNone(json.loads(self.status("--json").stdout)["vms"])
         self.debugfs.mkdir(parents=True)
         self.assert_status(0, "0 of 0 VMs have it, threads: 0, mapped ahead: unknown")
+
+    def test_statistics_that_cannot_be_read(self) -> None:
+        """What is off or stopped is no less so."""
+        self.ours("always")
+        self.program("id", "echo 1000")
+        self.assert_status(3, "cannot be read: be root")
+        self.program("id", "echo 0")
+        self.vm("10-7", 1)
+        self.program("cat", f'case $1 in {self.debugfs}/*) exit 1 ;; esac\nexec /bin/cat "$@"')
+        self.assert_status(3, "cannot be read: this host is locked down")
+        self.assert_status(0, "OK: stopped, for all VMs; VMs unknown; KVM", "--stop")
+        self.assert_status(1, "WARNING: stopped, for all VMs; VMs unknown")
+
+    def test_what_the_next_boot_loads(self) -> None:
+        """Of the running kernel, and the newest."""
+        self.ours("always")
+        self.debugfs.mkdir(parents=True)
+        self.program("uname", "echo 6.12.9-amd64")
+        kernels = ("6.12.9-amd64", "6.12.10-amd64")
+        for boot, ours, wrong in (
+            ((), (), ""),
+            (kernels, kernels, ""),
+            (kernels, kernels[:1], kernels[1]),
+            (kernels, kernels[1:], kernels[0]),
+            (kernels[:1], (), kernels[0]),
+        ):
+            for release in boot:
+                _write(self.root / f"boot/vmlinuz-{release}", "")
+            patterns = " | ".join(f"*' -k {release} -F version '*" for release in ours)
+            case = f'case " $* " in {patterns or "none"}) echo 1 ;; esac'
+            self.program("modinfo", case)
+            if wrong:
+                self.assert_status(2, f"CRITICAL: {wrong} has its own KVM, which the next boot")
+            else:
+                self.assert_status(0, "OK")
+            for release in boot:
+                (self.root / f"boot/vmlinuz-{release}").unlink()
+
+    def test_json(self) -> None:
+        """A program can rely on the format; what is unknown is null."""
+        self.ours("always")
+        (self.root / "sys/module/kvm/version").unlink()
+        told = json.loads(self.status("--json").stdout)
+        found = [told[name] for name in ("format", "version", "upload")]
+        self.assertEqual(found, [1, None, None])
+        self.program("modinfo", f'[ "$2" = linux_source ] && echo {VERSION}')
+        self.assertEqual(json.loads(self.status("--json").stdout)["upload"], VERSION)
 
     def test_no_thread(self) -> None:
         """Of a VM that could not have it and has none; it may have got one since."""
@@ -1044,7 +1150,9 @@ class Status(_Host):
 
     def test_stopped(self) -> None:
         self.ours("always")
-        self.assert_status(0, "OK: stopped, for all VMs", "--stop")
+        self.vm("10-7", 1)
+        said = "OK: stopped, for all VMs; 1 of 1 VMs have it, threads: 1; KVM"
+        self.assert_status(0, said, "--stop")
         self.assertEqual(
             (self.root / "sys/module/kvm/parameters/global_tdp").read_text(), "never\n"
         )

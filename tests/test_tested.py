@@ -31,6 +31,14 @@ class Tested(unittest.TestCase):
         fresh = mock.Mock(return_value=lambda *_: "0")
         self.enterContext(mock.patch.object(ledger, "Git", fresh))
         self.enterContext(mock.patch.object(tested, "console"))
+        self.differ = ""
+        self.enterContext(mock.patch.object(tested, "Git", lambda _: self.git))
+
+    def git(self, *words: str) -> str:
+        """Patches of one series differ from those of a commit; one commit is not here."""
+        if "unknown" in words:
+            raise LabError("unknown revision")
+        return f"{words[-1]}\n" if self.differ and self.differ in words[-1] else ""
 
     def test_added(self) -> None:
         """Of both series: one package is for all, and tested with the oldest."""
@@ -72,13 +80,35 @@ class Tested(unittest.TestCase):
                 tested.add()
         self.assertIn("6.12.9-1 2026-01-01 a\n7.3.4-1 2026-11-28", self.file.read_text())
 
+    def said(self) -> list[str]:
+        tested.warn()
+        return [call.args[0] for call in tested.console.print.call_args_list]
+
     def test_other_patches(self) -> None:
-        """Those of 6.12 have changed since."""
-        changed = mock.Mock(side_effect=lambda *words: "b" if "6.12" in words[-1] else "")
-        with mock.patch.object(tested, "Git", lambda _: changed):
-            tested.warn()
-        said = "warning: 6.12.9-1 was tested with the patches of a"
-        self.assertEqual(tested.console.print.call_args_list, [mock.call(said)])
+        """Those of 6.12 have changed since: the package does not list its upload."""
+        self.differ = "patches/6.12/"
+        self.assertEqual(tested.text(), "# x\n7.3.4-1 2026-01-01 a\n")
+        (said,) = self.said()
+        self.assertIn("6.12.9-1 is left out: a has no or other patches", said)
+
+    def test_an_unknown_commit(self) -> None:
+        """It may have any patches."""
+        self.file.write_text("# x\n7.3.4-1 2026-01-01 unknown\n")
+        self.assertEqual(tested.text(), "# x\n")
+        left_out, nothing = self.said()
+        self.assertIn("7.3.4-1 is left out", left_out)
+        self.assertIn("no upload is listed as tested: hosts need an entry in", nothing)
+
+    def test_the_same_patches(self) -> None:
+        self.assertEqual(tested.text(), self.file.read_text())
+        self.assertEqual(self.said(), [])
+
+    def test_not_added_with_other_patches(self) -> None:
+        self.differ = "patches/7.3/"
+        with self.assertRaisesRegex(LabError, "Linux 7.3, .*which has other patches"):
+            tested.add()
+        self.assertIn("6.12.118-1 2026-11-28 0123456789ab\n", self.file.read_text())
+        self.assertIn("7.3.4-1 2026-01-01 a\n", self.file.read_text())
 
     def test_an_image_says_what_it_is(self) -> None:
         with (

@@ -252,7 +252,7 @@ class _System:
         with (self.root / EARLY).open("a") as early:
             early.write(f"{DISK}kvm\n")
         (self.root / SETTINGS).parent.mkdir(exist_ok=True)
-        (self.root / SETTINGS).write_text("untested=yes\n")
+        (self.root / SETTINGS).write_text("any\n")
         shutil.copy(self.package.path, self.root / "package.deb")
         self._pack_earlier()
 
@@ -349,8 +349,9 @@ class _System:
     ) -> None:
         """It ended well, the kernel has its own KVM, and one line says why, once."""
         lines = _lines(done, "kvm-global-tdp: ")
-        said = [line for line in lines if "keeps its own KVM" in line]
-        count = len(self._modules(release))
+        kernel = release or self.kernel
+        said = [line for line in lines if kernel in line and "keeps its own KVM" in line]
+        count = len(self._modules(kernel))
         found = f"status {done.returncode}, {count} modules, {' '.join(said)}"
         right = done.returncode == 0 and not count and len(said) == 1 and word in str(said)
         self._note(phase, what, found, right)
@@ -474,25 +475,41 @@ class _System:
         self._note("refuse", what, " ".join(wrong), not wrong)
 
     def _not_tested(self) -> None:
-        """An upload that is not in the list keeps its own KVM; one that is in it has ours."""
+        """An upload in neither list nor settings keeps its own KVM; one in either has ours."""
         listed = self.root / f"usr/src/kvm-global-tdp-{self.package.version}/tested"
         settings, before = self.root / SETTINGS, listed.read_text()
-        headers = f"linux-headers-{self.kernel}"
         for text, word in (
             ("", f"was not tested on Debian's linux {self.upload.version}"),
-            ("untested=maybe\n", "correct it"),
+            ("untested=no\n", f"run echo {self.upload.version} >>/{SETTINGS}"),
         ):
             listed.write_text("# none\n")
             settings.write_text(text)
-            done = self._inside("dpkg-reconfigure", headers)
+            done = self._inside("dpkg-reconfigure", deb.NAME)
             self._note_kept("refuse", f"an upload not in the list, {text!r}", done, word)
         self._note_early("refuse", "the initramfs has the kernel's own", "kernel/arch")
-        listed.write_text(f"{self.upload.version} 2026-11-28 0123456789ab\n")
-        with working(f"{self.release}: DKMS builds for what is in the list"):
-            done = self._inside("dpkg-reconfigure", headers)
-        self._note_built("refuse", "in the list: ours is built", done, self.kernel)
+        line = f"{self.upload.version} 2026-11-28 0123456789ab\n"
+        for what, listing, allowing in (
+            ("allowed by the settings", "# none\n", f"{self.upload.version}\n"),
+            ("in the list", line, ""),
+        ):
+            listed.write_text(listing)
+            settings.write_text(allowing)
+            done = self._inside("dpkg-reconfigure", deb.NAME)
+            self._note_built("refuse", f"{what}: ours is there", done, self.kernel)
+        self._reconfigured()
         listed.write_text(before)
-        settings.write_text("untested=yes\n")
+        settings.write_text("any\n")
+
+    def _reconfigured(self) -> None:
+        """Without sources: ours stays, and what is not whole is mended."""
+        archive = self.root / f"usr/src/{self.upload.source}.tar.xz"
+        archive.rename(aside := self.root / "aside")
+        for what, lost in (("ours stays", 0), ("a lost module is back", 1)):
+            for module in self._modules()[:lost]:
+                module.unlink()
+            done = self._inside("dpkg-reconfigure", deb.NAME)
+            self._note_built("reconfigure", f"no sources: {what}", done, self.kernel)
+        aside.rename(archive)
 
     def _does_not_apply(self) -> None:
         """A patch fails, or there is no room: the kernel has its own KVM."""

@@ -1,12 +1,12 @@
 """packaging/tested: the uploads of Debian's kernel that the package builds modules for.
 
 `make deb ARGS=--tested` adds the one that the lab has, if docs/ledger.toml says that all of
-NEEDED passed on it. A host with another upload keeps the distribution's KVM, unless it allows
-more.
+NEEDED passed on it with the patches as they are. The package lists no upload that was tested
+with other patches. A host with another upload keeps the distribution's KVM, unless its
+settings name that upload.
 """
 
 import argparse
-from contextlib import suppress
 
 from debian.debian_support import Version
 
@@ -33,14 +33,46 @@ def add() -> None:
         raise LabError(f"{'; '.join(lacking)}: run it, then make deb ARGS=--tested")
 
 
+def text() -> str:
+    """Return the list as the package has it, without uploads tested with other patches."""
+    return "".join(f"{line}\n" for line in (*_head(), *_fresh()))
+
+
 def warn() -> None:
-    """Say which uploads have passed with other patches than those that the package has."""
+    """Say which uploads the package does not list, and if it lists none."""
+    fresh = _fresh()
+    for line in _lines():
+        if line not in fresh:
+            upload, _, commit, *_ = line.split()
+            console.print(f"warning: {upload} is left out: {commit} has no or other patches")
+    if not fresh:
+        console.print(
+            "warning: no upload is listed as tested: "
+            "hosts need an entry in /etc/default/kvm-global-tdp"
+        )
+
+
+def _fresh() -> list[str]:
+    """Return the lines whose patches are those that are here."""
+    fresh = []
     for line in _lines():
         upload, _, commit, *_ = line.split()
-        series = f"patches/{'.'.join(upload.split('.')[:2])}/*.patch"
-        with suppress(LabError):
-            if Git(ROOT)("rev-list", "-1", f"{commit}..HEAD", "--", series):
-                console.print(f"warning: {upload} was tested with the patches of {commit}")
+        if _has_same_patches(".".join(upload.split(".")[:2]), commit):
+            fresh.append(line)
+    return fresh
+
+
+def _has_same_patches(series: str, commit: str) -> bool:
+    """Compare with those of a commit; they differ if it is unknown."""
+    patches = f":(glob)patches/{series}/*.patch"
+    try:
+        return not Git(ROOT)("diff", "--name-only", commit, "--", patches)
+    except LabError:
+        return False
+
+
+def _head() -> list[str]:
+    return [line for line in FILE.read_text().splitlines() if line.startswith("#")]
 
 
 def _lines() -> list[str]:
@@ -51,7 +83,11 @@ def _add(version: str) -> str:
     entries = ledger.load()
     for target in NEEDED:
         of = version if ledger.is_of(version, target) else VERSIONS[0]
-        if reason := ledger.wrong(of, entries.get((of, target))):
+        entry = entries.get((of, target))
+        reason = ledger.wrong(of, entry)
+        if entry and not reason and not _has_same_patches(version, entry.commit):
+            reason = f"of {entry.commit}, which has other patches"
+        if reason:
             return f"Linux {of}, make {ledger.shown(target)}: {reason}"
     # That of the package has kernels of its own.
     first, second = (entries[version, target] for target in NEEDED[:2])
@@ -65,7 +101,6 @@ def _add(version: str) -> str:
 
 def write(upload: str, line: str) -> None:
     """Add a line, in place of that of the same upload; the oldest comes first."""
-    head = [each for each in FILE.read_text().splitlines() if each.startswith("#")]
     kept = [each for each in _lines() if each.split()[0] != upload]
     known = sorted([*kept, line], key=lambda each: Version(each.split()[0]))
-    FILE.write_text("".join(f"{each}\n" for each in (*head, *known)))
+    FILE.write_text("".join(f"{each}\n" for each in (*_head(), *known)))

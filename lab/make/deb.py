@@ -16,6 +16,7 @@ from pathlib import Path
 from debian.debian_support import Version
 
 from lab import shell
+from lab.check import tested
 from lab.error import LabError
 from lab.make import modules
 from lab.paths import BUILD, DEB, LINUX, PACKAGING, PATCHES, ROOT
@@ -35,7 +36,7 @@ HOOK = "dkms-global-tdp"
 
 _IN_SOURCES = (
     *("check-kernel", "check-source", "take-sources", "check-load", "keep-stock"),
-    *("dkms.conf", "origin.patch", "tested"),
+    *("dkms.conf", "origin.patch"),
 )
 _PROGRAMS = {
     "usr/lib/kvm-global-tdp": ("kernel-hook", "remake-initramfs"),
@@ -198,6 +199,7 @@ def _fill(work: Path, package: Package) -> None:
     installed = [f"sources/* usr/src/kvm-global-tdp-{package.version}"]
     for name in _IN_SOURCES:
         _copy(PACKAGING / name, sources / name, words)
+    (sources / tested.FILE.name).write_text(tested.text())
     for directory, names in _PROGRAMS.items():
         for name in names:
             _copy(PACKAGING / name, work / name, words)
