@@ -39,11 +39,11 @@ static bool gtdp_is_mapped(const u64 *spt, gfn_t gfn)
 /*
  * Look at one SPTE of GTDP_AROUND and one more, so that strides of powers of two meet few.
  * If the guest has used most of those that are mapped, map four times as many pages as it
- * has used.
+ * has used.  Next to nothing is left to map in a table of which all of these are mapped.
  */
 static unsigned int gtdp_window_size(const u64 *spt)
 {
-	unsigned int i, mapped = 0, used = 0;
+	unsigned int i, nr = 0, mapped = 0, used = 0;
 	u64 spte;
 
 	if (!kvm_ad_enabled)
@@ -51,13 +51,14 @@ static unsigned int gtdp_window_size(const u64 *spt)
 
 	for (i = 0; i < SPTE_ENT_PER_PAGE; i += GTDP_AROUND + 1) {
 		spte = READ_ONCE(spt[i]);
+		nr++;
 		if (is_shadow_present_pte(spte)) {
 			mapped++;
 			used += !!(spte & shadow_accessed_mask);
 		}
 	}
 
-	if (used < 3 || used * 2 < mapped)
+	if (used < 3 || used * 2 < mapped || mapped == nr)
 		return GTDP_AROUND;
 
 	return min(4 * GTDP_AROUND * rounddown_pow_of_two(used), SPTE_ENT_PER_PAGE);
