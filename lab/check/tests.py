@@ -81,7 +81,7 @@ _RELOADED = (
     "trace 0; reload kvm_intel; exit $s"
 )
 _OLDEST_ONLY: dict[str, tuple[str, ...]] = (
-    {"populate": (), "dirty": ()} if VERSION == VERSIONS[0] else {}
+    {"populate": (), "dirty": ()} if VERSIONS[0] == VERSION else {}
 )
 """What takes minutes on Bochs, without Accessed and Dirty bits."""
 _VARIANTS = {
@@ -102,7 +102,7 @@ _VARIANTS = {
         (
             "allow_smaller_maxphyaddr=1, traced",
             _RELOADED % "allow_smaller_maxphyaddr=1",
-            {"api": ()} if VERSION == VERSIONS[0] else {},
+            {"api": ()} if VERSIONS[0] == VERSION else {},
         ),
     ],
 }
