@@ -149,16 +149,10 @@ class Control(unittest.TestCase):
                 broken._try(entry, Path("a")), (State.FAILED, "not by the assertion: no boot")
             )
 
-    def test_cpus_that_take_turns_need_no_delay(self) -> None:
-        entry = broken.Broken(Path("a"), "p", "a is 3", where="f", test="api", late="f")
-        turned = entry.in_turns(2, 3)
-        self.assertNotIn("lab_delay usecs", turned.commands[0].line)
-        with mock.patch.object(broken.ept, "run") as ran:
-            broken._run(turned, turned.commands)
-        self.assertEqual([ran.call_args.kwargs[name] for name in ("cpus", "quantum")], [2, 3])
-        self.assertEqual(broken.judge("a == b", _FAILED_RUN, turned.where)[0], State.PASSED)
-        self.assertTrue(entry.is_race)
-        self.assertFalse(broken.Broken(Path("a"), "p", "a is 3", test="api").is_race)
+    def test_a_race_takes_a_delay_or_churn(self) -> None:
+        for name, late, races in (("api", "f", True), ("churn", "", True), ("api", "", False)):
+            entry = broken.Broken(Path("a"), "p", "a is 3", test=name, late=late)
+            self.assertIs(entry.is_race, races)
 
     def test_a_delay_that_is_not_there_is_no_pass(self) -> None:
         """The test would prove nothing."""

@@ -181,7 +181,7 @@ class Expected(unittest.TestCase):
     def test_each_that_is_named_is_there(self) -> None:
         """Else it would be run no more, or not as it is to be."""
         ours = {name for names in tests.ON_MACHINES.values() for name in names}
-        ours |= {name for _, _, names in tests.IN_TURNS.values() for name in names}
+        ours |= set(tests._IN_TURNS)
         ours |= {
             name for ways in tests._VARIANTS.values() for _, _, names in ways for name in names
         }
@@ -199,21 +199,20 @@ class Expected(unittest.TestCase):
         done = Report({skipped.name: skipped})
         steps = (
             suite._npt("global_tdp=0", [skipped.name]),
-            suite._ept(suite.ON, [skipped.name]),
+            suite._ept(tests.every_on_ept, [skipped.name]),
+            suite._ept(lambda _: tests.ours(), [], "ept, 2 CPUs"),
         )
         chosen = mock.patch.object(tests, "ours", return_value=[Test(skipped.name, ())])
         with (
             chosen,
             mock.patch.object(tests, "on_machine", return_value=[Test(skipped.name, ())]),
-            mock.patch.object(tests, "in_turns", return_value=[Test(skipped.name, ())]),
             mock.patch.object(tests, "tools"),
             mock.patch.object(suite.probes, "build"),
             mock.patch.object(machines, "on_npt", return_value=done),
             mock.patch.object(machines, "on_ept", return_value=done),
         ):
             kind, tools = suite._kind("4level", [skipped.name]), suite._tools("global_tdp=1")
-            turns = suite._in_turns("EPT, 2 CPUs", [skipped.name]).do
-            for step in (*steps, kind, tools, turns):
+            for step in (*steps, kind, tools):
                 part = Part("part")
                 step(part)
                 self.assertEqual([each.state for each in part.outcomes], [FAILED])
@@ -298,13 +297,18 @@ class Chosen(unittest.TestCase):
 
     def test_but_for_one_with_several_cpus(self) -> None:
         """There, races are brief."""
-        for kind in tests.IN_TURNS:
-            (churn,) = tests.in_turns(kind)
-            self.assertEqual((churn.name, churn.argv[-2]), ("global_tdp_churn_test", "-t"))
-            with mock.patch.object(machines, "on_ept", return_value=Report()) as ran:
-                suite._in_turns(kind, []).do(Part("part"))
-            self.assertIn(f"{ran.call_args.kwargs['cpus']} CPUs", kind)
-            self.assertNotIn("CPU", tests.LACKS[kind])
+        (churn,) = tests.in_turns(["global_tdp_churn_test"])
+        self.assertEqual(churn.argv[-2], "-t")
+        with mock.patch.object(machines, "on_ept", return_value=Report()) as ran:
+            suite._ept(tests.in_turns, [], "ept, 2 CPUs", cpus=2, quantum=3)(Part("part"))
+        self.assertEqual(ran.call_args.kwargs, {"cpus": 2, "quantum": 3})
+        self.assertNotIn("CPU", tests.LACKS["ept, 2 CPUs"])
+
+    def test_newer_series_run_one_test_without_ad_bits(self) -> None:
+        programs = [f"x86_64/global_tdp_{name}_test" for name in ("notifier", "dirty")]
+        with mock.patch.object(selftests, "programs", return_value=programs):
+            names = [test.name for test in tests.no_ad()]
+        self.assertEqual(names, ["global_tdp_notifier_test, memory limit, eptad=0, traced"])
 
     def test_what_is_run_with_other_parameters(self) -> None:
         programs = [f"x86_64/global_tdp_{name}_test" for name in ("api", "populate", "nx")]

@@ -10,10 +10,9 @@ tests/broken/ has a patch a promise; its head, lines of "Name: text", says what 
     Where       a function of the test that the trace of that assertion has, wherever several
                 say the same
 
-and, where it takes that, Late, Usecs, Checked, Machine, Cpus, Quantum, Intel and Params, see
-Broken. First all these tests must pass with nothing broken. Then each patch is applied to a
-mirror of the sources of its own, so that neither build/linux nor build/modules are touched; two
-at a time.
+and, where it takes that, Late, Usecs, Checked, Machine, Intel and Params, see Broken. First
+all these tests must pass with nothing broken. Then each patch is applied to a mirror of the
+sources of its own, so that neither build/linux nor build/modules are touched; two at a time.
 """
 
 import argparse
@@ -81,10 +80,6 @@ class Broken:
     machine: str = "default"
     """The one of npt.MACHINES that it takes; or "ept", Bochs."""
 
-    cpus: str = "0"
-    quantum: str = ""
-    """Of the latter, see lab.machine.ept."""
-
     intel: str = ""
     """On the latter, parameters of kvm_intel."""
 
@@ -118,27 +113,15 @@ class Broken:
         """Whether it takes a delay, or churn alone, to notice."""
         return bool(self.late) or self.test == "churn"
 
-    def in_turns(self, cpus: int, quantum: int | None) -> "Broken":
-        """Return it for Bochs, whose CPUs take turns that are to do what a delay does.
-
-        Traces take addr2line, which is not there.
-        """
-        turns = {"cpus": str(cpus), "quantum": str(quantum or "")}
-        return replace(self, machine="ept", late="", where="", **turns)
-
     @property
-    def setting(self) -> tuple[str, ...]:
+    def setting(self) -> tuple[str, str, str, str]:
         """What those have in common that one machine can run."""
-        turns = self.cpus, self.quantum
-        return self.machine, *turns, self.intel, self.params, self.checked
+        return self.machine, self.intel, self.params, self.checked
 
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     command.add_argument("--only", default="", help="promises, or files, that have this text")
-    text = "run the tests on Bochs, with so many CPUs, and nothing delayed"
-    command.add_argument("--cpus", type=int, default=0, help=text)
-    ept.add_quantum(command)
 
 
 def load() -> list[Broken]:
@@ -175,9 +158,6 @@ def apply(broken: Broken, source: Path, *options: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build and test them one by one; 1 if a test did not notice."""
     chosen = [broken for broken in load() if args.only in f"{broken.promise} {broken.files}"]
-    if args.cpus or args.quantum is not None:
-        ept.check(args.cpus, args.quantum)
-        chosen = [broken.in_turns(args.cpus, args.quantum) for broken in chosen]
     if not chosen:
         where = PATCHES.relative_to(ROOT)
         raise LabError(f"--only {args.only}: no such promise or file in {where}")
@@ -269,9 +249,7 @@ def _run(
     if broken.machine == "ept":
         wanted = f"{broken.params} {broken.intel and f'kvm_intel.{broken.intel}'}"
         programs = [SELFTESTS / command.name.split()[0] for command in commands]
-        turns = {"cpus": int(broken.cpus), "quantum": int(broken.quantum or 0) or None}
-        limit = _EPT_SECONDS * max(1, 2 * turns["cpus"])
-        return ept.run(commands, programs, wanted, timeout=limit, **turns, **chosen)
+        return ept.run(commands, programs, wanted, timeout=_EPT_SECONDS, **chosen)
     limit = _SECONDS * len(commands) + npt.BOOT_SECONDS
     return npt.run(
         commands, params=broken.params, machine=broken.machine, timeout=limit, **chosen

@@ -29,14 +29,10 @@ from lab.shell import console
 from lab.source import copies, tree
 
 NEWER = "newer"
-PARTS = (
-    *("lint", "unit", "once", "npt", "variants", "ept", "ept-4cpus"),
-    *("tools", "host", "stock", NEWER),
-)
-ASKED_FOR = ("once", "variants", "ept-4cpus", "tools", "host")
-"""Parts that only run if named: make test WHAT=tools or WHAT=host-check; parts of others; and
-four CPUs with EPT, which take long."""
-OF_NEWER = ("lint", "unit", "once", "variants")
+PARTS = ("lint", "unit", "once", "npt", "no-ad", "ept", "tools", "host", "stock", NEWER)
+ASKED_FOR = ("once", "no-ad", "tools", "host")
+"""Parts that only run if named: make test WHAT=tools, WHAT=host-check; and parts of others."""
+OF_NEWER = ("lint", "unit", "once", "no-ad")
 """Those that are run of newer series, too, which others may have to wait for."""
 _NEWER_SECONDS = 2700
 
@@ -124,18 +120,15 @@ def run(args: argparse.Namespace) -> int:
                 for kind in tests.ON_MACHINES
             ),
         ],
-        "variants": [
-            Step(
-                f"series' tests, EPT, {ON}, other parameters",
-                _ept(ON, wanted, all_of_them=False),
-                minutes=3,
-            )
-        ],
+        "no-ad": [Step(f"series' tests, EPT, {ON}, no A/D bits", _ept(tests.no_ad, wanted))],
         "ept": [
-            Step(f"series' tests, EPT, {ON}", _ept(ON, wanted), minutes=14),
-            _in_turns("EPT, 2 CPUs", wanted),
+            Step(f"series' tests, EPT, {ON}", _ept(tests.every_on_ept, wanted), minutes=14),
+            Step(
+                f"series' tests, EPT, {ON}, 2 CPUs",
+                _ept(tests.in_turns, wanted, "ept, 2 CPUs", cpus=2, quantum=3),
+                minutes=4,
+            ),
         ],
-        "ept-4cpus": [_in_turns("EPT, 4 CPUs", wanted)],
         "tools": [Step(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
         "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
         "stock": _own_tests(),
@@ -415,34 +408,22 @@ def _kind(kind: str, wanted: Sequence[str]) -> Do:
     return step
 
 
-def _ept(params: str, wanted: Sequence[str], *, all_of_them: bool = True) -> Do:
-    """On EPT: all tests, or only those that are run with other parameters of kvm_intel."""
+def _ept(
+    choose: Callable[[Sequence[str]], list[Test]],
+    wanted: Sequence[str],
+    machine: str = "ept",
+    **turns: int,
+) -> Do:
+    """Return what runs those tests on Bochs, by CPUs that take turns, if so."""
 
     def step(part: Part) -> None:
         probes.build()
-        chosen = tests.variants("ept", wanted)
-        if all_of_them:
-            chosen = [*tests.on_ept(wanted), *chosen, *tests.pml(wanted)]
-            chosen += tests.unknown_level(wanted)
-        chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
-        done = machines.on_ept(f"ept {params}", chosen, params, _EPT_SECONDS)
-        part.outcomes += _expected(done, "ept")
+        if chosen := choose(wanted):
+            chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
+            done = machines.on_ept(f"{machine} {ON}", chosen, ON, _EPT_SECONDS, **turns)
+            part.outcomes += _expected(done, machine)
 
     return step
-
-
-def _in_turns(kind: str, wanted: Sequence[str]) -> Step:
-    """Return what runs races on EPT with several CPUs."""
-    cpus, quantum, _ = tests.IN_TURNS[kind]
-
-    def step(part: Part) -> None:
-        if chosen := tests.in_turns(kind, wanted):
-            chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
-            options = {"cpus": cpus, "quantum": quantum}
-            done = machines.on_ept(kind, chosen, ON, _EPT_SECONDS, **options)
-            part.outcomes += _expected(done, kind)
-
-    return Step(f"series' tests, {kind}, {ON}", step, minutes=4)
 
 
 def _tools(name: str) -> Do:

@@ -80,10 +80,9 @@ _RELOADED = (
     '. "$LAB_GUEST/modules.sh"; reload kvm_intel %s && trace 1 && "$0" "$@"; s=$?; '
     "trace 0; reload kvm_intel; exit $s"
 )
-_OLDEST_ONLY: dict[str, tuple[str, ...]] = (
-    {"populate": (), "dirty": ()} if VERSIONS[0] == VERSION else {}
-)
-"""What takes minutes on Bochs, without Accessed and Dirty bits."""
+_NO_AD = "memory limit"
+"""The part of notifier_test that newer series run without Accessed and Dirty bits, too."""
+
 _VARIANTS = {
     "npt": [
         (
@@ -97,12 +96,12 @@ _VARIANTS = {
         (
             "eptad=0, traced",
             _RELOADED % "eptad=0",
-            {**_OLDEST_ONLY, "notifier": ("memory limit",)},
+            {"populate": (), "dirty": (), "notifier": (_NO_AD,)},
         ),
         (
             "allow_smaller_maxphyaddr=1, traced",
             _RELOADED % "allow_smaller_maxphyaddr=1",
-            {"api": ()} if VERSIONS[0] == VERSION else {},
+            {"api": ()},
         ),
     ],
 }
@@ -129,13 +128,10 @@ ON_MACHINES = {
 reach, and a huge page of 1 GiB; a device to assign; DAX; more CPUs than the host may have;
 memory of two nodes; no PAT."""
 
-IN_TURNS: dict[str, tuple[int, int, dict[str, tuple[str, ...]]]] = {
-    "EPT, 2 CPUs": (2, 3, {"churn": ("-t", "4"), "nx": ()}),
-    "EPT, 4 CPUs": (4, 5, {"churn": ("-t", "2"), "nx": (), "locking": ()}),
-}
-"""Tests about races that Bochs runs on so many CPUs, which take turns of so many instructions:
-finer than CPUs that run at the same time, and repeatable. With two, a boot takes 90 s of a CPU
-of the host, a second of the machine 25; with four, more than twice that, hence by request."""
+_IN_TURNS = {"churn": ("-t", "4"), "nx": ()}
+"""Tests about races that Bochs runs on two CPUs, which take turns of three instructions: finer
+than CPUs that run at the same time, and repeatable. A second of the machine takes 25 of a CPU
+of the host, a boot 90."""
 
 _BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
 """Tests that go by the parameter of kvm.ko, and the part of them that does; others choose."""
@@ -179,7 +175,7 @@ MANNERS = "global_tdp_manners_test"
 _ONLY_NPT = {"global_tdp_budget_test", MANNERS}
 """What takes minutes of a machine of usual speed, and is the same on any."""
 _NOT_EPT = {f"global_tdp_{name}_test" for name in ("churn", "death", "thread")}
-"""What takes minutes on Bochs, and is about races, see IN_TURNS, and processes."""
+"""What takes minutes on Bochs, and is about races, see _IN_TURNS, and processes."""
 
 _NOT_INNER = {
     f"global_tdp_{name}_test"
@@ -299,7 +295,7 @@ LACKS = {
     **dict.fromkeys(ON_MACHINES, frozenset()),
 }
 LACKS |= {f"{kind}, ept": LACKS[kind] | _BOCHS for kind in ("lockdep", "kcsan")}
-LACKS |= dict.fromkeys(IN_TURNS, LACKS["ept"] - {"CPU"})
+LACKS["ept, 2 CPUs"] = LACKS["ept"] - {"CPU"}
 """What machines, and the kernels of make test WHAT=debug, have not that a test may want."""
 
 SKIPS = (
@@ -410,6 +406,17 @@ def on_ept(wanted: Sequence[str] = ()) -> list[Test]:
     return [test for test in anywhere(wanted) if wanted or test.name not in _NOT_EPT]
 
 
+def every_on_ept(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests in all the ways that Bochs runs them on one CPU."""
+    more = (variants("ept", wanted), pml(wanted), unknown_level(wanted))
+    return [*on_ept(wanted), *(test for tests in more for test in tests)]
+
+
+def no_ad(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return what is run without Accessed and Dirty bits of newer series, too."""
+    return [test for test in variants("ept", wanted) if _NO_AD in test.argv]
+
+
 def on_npt(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series, in all the ways that the default machine runs them."""
     plain = [test for test in ours(wanted) if wanted or test.name not in _ONLY_DELAYED]
@@ -451,9 +458,9 @@ def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
     return [*chosen, *map(_without_page_map, chosen)] if kind == "pmem" else chosen
 
 
-def in_turns(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
-    """Return the tests of the series that this one of IN_TURNS runs."""
-    args = {f"global_tdp_{name}_test": args for name, args in IN_TURNS[kind][2].items()}
+def in_turns(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series that Bochs runs on two CPUs."""
+    args = {f"global_tdp_{name}_test": args for name, args in _IN_TURNS.items()}
     return [
         replace(test, argv=(*test.argv, *args[test.name]))
         for test in ours(wanted)

@@ -408,8 +408,8 @@ static gfn_t gtdp_next_hole(struct kvm_vcpu *vcpu, gfn_t gfn, gfn_t end)
  * first page, or tells why it can't be mapped.
  *
  * One page that is faulted in does not make others present, mostly.  Remember how far the
- * walk has come, and don't scan the rest again for each absent page.  A memory of an
- * earlier call costs time only: pages are faulted that could have been populated.
+ * walk has come, and don't scan the rest again for each absent page.  What an earlier call
+ * has left there costs time only: pages are faulted that could have been populated.
  */
 u64 __kvm_gtdp_prefault(struct kvm_vcpu *vcpu, const struct kvm_pre_fault_memory *range)
 {

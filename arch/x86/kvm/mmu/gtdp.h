@@ -38,20 +38,20 @@ struct vhost_task;
 #define GTDP_SLICE_NS		(10 * NSEC_PER_MSEC)
 #define GTDP_THROTTLE_FACTOR	20
 
-/* What a scan of a region may gain. */
+/* What a scan of a region may gain.  gtdp_mark() relies on the order. */
 enum gtdp_todo {
 	GTDP_DONE,	/* nothing; must be zero */
-	GTDP_NEW,	/* whatever there is; nobody has scanned it yet */
 	GTDP_ABSENT,	/* memory that may arrive */
+	GTDP_NEW,	/* whatever there is; nobody has scanned it yet */
 	/* Memory that may be back, or be a huge page now; plus the looks that it has had. */
 	GTDP_ZAPPED,
+	GTDP_LAST_LOOK = GTDP_ZAPPED + GTDP_LOOKS - 1,
 };
 
 /*
- * What is known of a 2MiB region of a memslot.  All of these are hints: they
- * are read and written without a lock, and a lost update makes for a scan too
- * late or too many.  Only a zap must not get lost; so the follower says "done"
- * before it scans and, if that turns out to be wrong, adds to it afterwards.
+ * What is known of a 2MiB region of a memslot: a hint, which is read and written without
+ * a lock.  A lost update makes for a scan too late or too many.  Only a zap must not get
+ * lost.  So the follower stores "done" before it scans, and adds to that afterwards.
  */
 struct kvm_gtdp_region {
 	u8 todo;

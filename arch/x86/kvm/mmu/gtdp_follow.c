@@ -102,7 +102,10 @@ static void gtdp_expedite_pass(struct kvm_gtdp *gtdp, bool urgent)
 		gtdp->next = jiffies + wait;
 }
 
-/* Begin what is due of what was zapped, or will be in a moment, for one wake-up for both. */
+/*
+ * Which looks at what was zapped are due: all before a vCPU has run, later those of the next
+ * 250ms as well, which then need no wake-up of their own.
+ */
 static u8 gtdp_begin_looks(struct kvm_gtdp *gtdp)
 {
 	u8 looks = 0;

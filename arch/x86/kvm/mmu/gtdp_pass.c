@@ -54,7 +54,7 @@ static void gtdp_requeue_region(struct gtdp_pass *pass, struct kvm_gtdp_region *
 		pass->partial = pass->nomem;
 		if (todo == GTDP_ABSENT)
 			todo = GTDP_NEW;
-	} else if (todo >= GTDP_ZAPPED && todo < GTDP_ZAPPED + GTDP_LOOKS - 1 && gtdp->has_run) {
+	} else if (todo >= GTDP_ZAPPED && todo < GTDP_LAST_LOOK && gtdp->has_run) {
 		gtdp_plan_look(gtdp, todo - GTDP_ZAPPED + 1,
 			       3 * HZ << 2 * (todo - GTDP_ZAPPED));
 		todo++;

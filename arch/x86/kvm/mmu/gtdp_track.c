@@ -47,10 +47,9 @@ void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 
 	last = gtdp_region(slot, end - 1);
 	for (r = gtdp_region(slot, start); r <= last; r++) {
-		old = READ_ONCE(r->todo);
 		/* What has more than one look to come keeps them, however often it is zapped. */
-		if (todo == GTDP_ZAPPED && (old == GTDP_NEW || (old >= GTDP_ZAPPED &&
-				old < GTDP_ZAPPED + GTDP_LOOKS - 1)))
+		old = READ_ONCE(r->todo);
+		if (todo == GTDP_ZAPPED && old >= GTDP_NEW && old < GTDP_LAST_LOOK)
 			continue;
 
 		WRITE_ONCE(r->todo, todo);

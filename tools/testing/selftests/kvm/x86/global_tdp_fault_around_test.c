@@ -182,7 +182,6 @@ static bool test_absent(void)
  */
 static bool test_late(void)
 {
-	const bool has_ad_bits = kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST;
 	struct kvm_vcpu *vcpu;
 	struct gtdp_mem mem;
 	struct kvm_vm *vm;
@@ -196,7 +195,7 @@ static bool test_late(void)
 	/* With the pages 1, 16, 32, 48 and 128, or each sixteenth. */
 	gtdp_stamp(mem.hva, GTDP_REGION_PAGES, HOST_TAG);
 	TEST_ASSERT_EQ(gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA, GTDP_REGION_PAGES, HOST_TAG),
-		       has_ad_bits ? 5 : GTDP_REGION_PAGES / 16);
+		       gtdp_has_ad_bits() ? 5 : GTDP_REGION_PAGES / 16);
 
 	kvm_vm_free(vm);
 	gtdp_mem_free(&mem);

@@ -523,11 +523,6 @@ static bool is_clean_if_moved(void)
 	return text[0] && strncmp(text, "Not affected", strlen("Not affected"));
 }
 
-static bool has_ad_bits(void)
-{
-	return kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST;
-}
-
 static bool collapse(struct env *env)
 {
 	u64 populated = gtdp_vm_stat(env->vm, "tdp_populated_2m");
@@ -734,7 +729,7 @@ static bool test_change(const struct change *change, bool follow)
 	if (change->fn == migrate && is_clean_if_moved())
 		TEST_ASSERT(!faults || faults == NR_MOVED,
 			    "%lu faults, of %d pages that were moved", faults, NR_MOVED);
-	else if (change->fn == reach_limit && follow && !has_ad_bits())
+	else if (change->fn == reach_limit && follow && !gtdp_has_ad_bits())
 		TEST_ASSERT(faults <= env.nr_kept, "%lu faults, and %lu pages were kept",
 			    faults, env.nr_kept);
 	else if (change->fn != merge_and_unmerge &&

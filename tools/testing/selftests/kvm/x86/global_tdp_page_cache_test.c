@@ -43,12 +43,6 @@ struct env {
 
 static bool stop;
 
-/* By Accessed bits faults know how much of the page cache to map. */
-static bool has_ad_bits(void)
-{
-	return kvm_check_cap(KVM_CAP_GLOBAL_TDP) & KVM_GLOBAL_TDP_HARVEST;
-}
-
 static off_t file_offset(const struct gtdp_mem *mem)
 {
 	return mem->hva - mem->map;
@@ -137,7 +131,7 @@ static u64 count_faults(u64 features, enum gtdp_backing backing, u64 gpa,
 	fill_cache(&env.mem, 0, NR_PAGES, 1);
 	faults = gtdp_run(env.vcpu, GTDP_CHECK, gpa, NR_PAGES, HOST_TAG);
 
-	TEST_ASSERT_EQ(!!gtdp_vm_stat(env.vm, "tdp_page_cache"), cached && has_ad_bits());
+	TEST_ASSERT_EQ(!!gtdp_vm_stat(env.vm, "tdp_page_cache"), cached && gtdp_has_ad_bits());
 
 	/* What it writes is its own, or the file's: a fault copies a page, and maps the copy. */
 	copied = gtdp_run(env.vcpu, GTDP_STAMP, gpa, NR_PAGES, GUEST_TAG);
@@ -161,7 +155,7 @@ static bool test_around(enum gtdp_backing backing)
 	TEST_ASSERT(faults > 2 * NR_FAULTS * NR_REGIONS, "All was mapped without being asked for");
 
 	faults = count_faults(AROUND, backing, GTDP_GPA, 0);
-	TEST_ASSERT(!has_ad_bits() || faults <= NR_FAULTS * NR_REGIONS,
+	TEST_ASSERT(!gtdp_has_ad_bits() || faults <= NR_FAULTS * NR_REGIONS,
 		    "%lu faults in %lu regions", faults, (unsigned long)NR_REGIONS);
 	return true;
 }
@@ -192,7 +186,7 @@ static bool test_misaligned(void)
 
 	faults[0] = count_faults(AROUND, GTDP_MEMFD, GTDP_GPA, 3 * PAGE_SIZE);
 	faults[1] = count_faults(AROUND, GTDP_FILE_PRIVATE, GTDP_GPA + 5 * PAGE_SIZE, PAGE_SIZE);
-	TEST_ASSERT(!has_ad_bits() || (faults[0] <= most && faults[1] <= most),
+	TEST_ASSERT(!gtdp_has_ad_bits() || (faults[0] <= most && faults[1] <= most),
 		    "%lu and %lu faults, not up to %lu", faults[0], faults[1], most);
 	return true;
 }
@@ -208,7 +202,7 @@ static u64 count_write_faults(u64 features, enum gtdp_backing backing)
 	faults = gtdp_run(env.vcpu, GTDP_STAMP, GTDP_GPA, NR_PAGES, GUEST_TAG);
 	gtdp_check(env.mem.hva, NR_PAGES, GUEST_TAG);
 	TEST_ASSERT_EQ(!!gtdp_vm_stat(env.vm, "tdp_page_cache"),
-		       backing == GTDP_MEMFD && has_ad_bits());
+		       backing == GTDP_MEMFD && gtdp_has_ad_bits());
 
 	destroy(&env);
 	return faults;
@@ -221,7 +215,7 @@ static bool test_written_first(void)
 	TEST_ASSERT_EQ(count_write_faults(AROUND, GTDP_FILE_PRIVATE), NR_PAGES);
 	/* With Global TDP off, too, to have been read first takes no second fault. */
 	TEST_ASSERT_EQ(count_faults(0, GTDP_FILE_PRIVATE, GTDP_GPA, 0), NR_PAGES);
-	TEST_ASSERT(!has_ad_bits() || count_write_faults(AROUND, GTDP_MEMFD) <= NR_PAGES / 8,
+	TEST_ASSERT(!gtdp_has_ad_bits() || count_write_faults(AROUND, GTDP_MEMFD) <= NR_PAGES / 8,
 		    "Shared memory was not mapped around writes");
 	return true;
 }
@@ -234,7 +228,7 @@ static bool test_default(void)
 {
 	u64 faults = count_faults(GTDP_DEFAULT, GTDP_FILE_PRIVATE, GTDP_GPA, 0);
 
-	TEST_ASSERT(is_default() && has_ad_bits() ?
+	TEST_ASSERT(is_default() && gtdp_has_ad_bits() ?
 		    faults <= NR_FAULTS * NR_REGIONS + 1 : faults > 2 * NR_FAULTS * NR_REGIONS,
 		    "%lu faults", faults);
 	return true;
@@ -250,7 +244,7 @@ static bool test_parameter(void)
 	}
 	test_default();
 	TEST_ASSERT(count_faults(AROUND, GTDP_FILE_PRIVATE, GTDP_GPA, 0) <=
-		    NR_FAULTS * NR_REGIONS || !has_ad_bits(), "The parameter has a say");
+		    NR_FAULTS * NR_REGIONS || !gtdp_has_ad_bits(), "The parameter has a say");
 
 	TEST_ASSERT(gtdp_set_param("global_tdp_page_cache", "Y"), "It can't be turned on");
 	test_default();

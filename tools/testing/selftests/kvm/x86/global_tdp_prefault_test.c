@@ -12,6 +12,7 @@
 #include "kvm_util.h"
 #include "processor.h"
 #include "global_tdp.h"
+#include "global_tdp_layout.h"
 
 #define MEM_SIZE	SZ_8M
 #define NR_PAGES	(MEM_SIZE / PAGE_SIZE)
@@ -47,11 +48,6 @@ static void env_destroy(struct env *env)
 {
 	kvm_vm_free(env->vm);
 	gtdp_mem_free(&env->mem);
-}
-
-static bool has_ad_bits(void)
-{
-	return !host_cpu_is_intel || get_kvm_intel_param_bool("eptad");
 }
 
 /* One call.  Returns the error, if any; the range is what is left. */
@@ -140,7 +136,7 @@ static bool test_absent(void)
 		if (!is_present(i))
 			gtdp_stamp(env.mem.hva + i * PAGE_SIZE, 1, HOST_TAG + i);
 	}
-	if (has_ad_bits())
+	if (gtdp_has_ad_bits())
 		check_no_faults(&env);
 
 	env_destroy(&env);
@@ -229,7 +225,7 @@ static bool test_signals(void)
 	setitimer(ITIMER_REAL, &never, NULL);
 
 	TEST_ASSERT_EQ(gtdp_nr_resident(env.mem.hva, MEM_SIZE), NR_PAGES);
-	if (has_ad_bits())
+	if (gtdp_has_ad_bits())
 		TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_READ, GTDP_GPA, NR_PAGES, 0), 0);
 
 	env_destroy(&env);
@@ -242,7 +238,7 @@ static bool test_clean(void)
 	struct env env;
 	u64 i;
 
-	if (!has_ad_bits())
+	if (!gtdp_has_ad_bits())
 		return false;
 
 	/* Holes of a memfd become clean pages of zeroes. */
@@ -288,11 +284,10 @@ static bool test_logged(void)
 	return true;
 }
 
-/* A vCPU maps what it would use: in SMM, and out of it. */
+/* A vCPU maps what it would use, in SMM what is in SMM's address space. */
 static bool test_smm(void)
 {
 	struct kvm_pre_fault_memory range = { .gpa = SMM_GPA, .size = MEM_SIZE };
-	struct kvm_vcpu_events events;
 	struct gtdp_mem smm_mem;
 	struct env env;
 	u64 nr;
@@ -305,24 +300,39 @@ static bool test_smm(void)
 	gtdp_stamp(smm_mem.hva, NR_PAGES, HOST_TAG);
 	gtdp_add_slot(env.vm, SMM_SLOT, 0, SMM_GPA, &smm_mem);
 	TEST_ASSERT_EQ(prefault(&env, &range), ENOENT);
+	gtdp_prefault(env.vcpu, GTDP_GPA, MEM_SIZE);
+	check_no_faults(&env);
 
-	vcpu_events_get(env.vcpu, &events);
-	events.flags |= KVM_VCPUEVENT_VALID_SMM;
-	events.smi.smm = 1;
-	vcpu_events_set(env.vcpu, &events);
-
+	gtdp_enter_smm(env.vcpu);
 	nr = gtdp_nr_populated(env.vm);
 	TEST_ASSERT_EQ(prefault(&env, &range), 0);
 	TEST_ASSERT_EQ(range.size, 0);
 	TEST_ASSERT_EQ(gtdp_nr_populated(env.vm) - nr, NR_PAGES);
 
-	events.smi.smm = 0;
-	vcpu_events_set(env.vcpu, &events);
-	gtdp_prefault(env.vcpu, GTDP_GPA, MEM_SIZE);
-	check_no_faults(&env);
-
 	env_destroy(&env);
 	gtdp_mem_free(&smm_mem);
+	return true;
+}
+
+/* A page that is in two slots is mapped in both, and gone from both. */
+static bool test_two_slots(void)
+{
+	struct env env;
+	u64 nr;
+
+	env_create(&env, KVM_GLOBAL_TDP_POPULATE, GTDP_ANON, true);
+	gtdp_add_slot(env.vm, GTDP_SLOT + 1, 0, GTDP_GPA + MEM_SIZE, &env.mem);
+
+	nr = gtdp_nr_mapped(env.vm);
+	gtdp_prefault(env.vcpu, GTDP_GPA, 2 * MEM_SIZE);
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm) - nr, 2 * NR_PAGES);
+	TEST_ASSERT_EQ(gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA + MEM_SIZE, NR_PAGES, HOST_TAG), 0);
+	check_no_faults(&env);
+
+	TEST_ASSERT(!madvise(env.mem.hva, MEM_SIZE, MADV_DONTNEED), "madvise()");
+	TEST_ASSERT_EQ(gtdp_nr_mapped(env.vm), nr);
+
+	env_destroy(&env);
 	return true;
 }
 
@@ -357,7 +367,7 @@ static void check_faulted(struct env *env)
 	gtdp_prefault(env->vcpu, GTDP_GPA, MEM_SIZE);
 	nr = gtdp_nr_populated(env->vm) - nr;
 	TEST_ASSERT(!nr, "%lu pages are mapped by Global TDP", nr);
-	if (has_ad_bits())
+	if (gtdp_has_ad_bits())
 		check_no_faults(env);
 }
 
@@ -395,6 +405,7 @@ static const struct gtdp_test tests[] = {
 	{ "clean pages", test_clean },
 	{ "logged", test_logged },
 	{ "SMM", test_smm },
+	{ "two slots", test_two_slots },
 	{ "obsolete root", test_obsolete },
 	{ "never", test_never },
 	{ "without KVM_POPULATE_MEMORY", test_without },

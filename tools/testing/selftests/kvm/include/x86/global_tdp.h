@@ -153,6 +153,7 @@ u64 gtdp_nr_resident(void *hva, size_t size);
 u64 gtdp_huge_bytes(void *hva);
 /* These say so if there are none, or less. */
 bool gtdp_has_thp(void);
+bool gtdp_has_ad_bits(void);
 bool gtdp_is_huge(void *hva, u64 bytes);
 u64 gtdp_get_pfns(void *hva, u64 nr, u64 *pfns);
 bool gtdp_page_flag(u64 pfn, unsigned int flag);

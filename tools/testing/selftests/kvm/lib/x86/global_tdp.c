@@ -504,6 +504,12 @@ bool gtdp_has_thp(void)
 	return false;
 }
 
+/* Whether SPTEs of VMs that are not nested have Accessed and Dirty bits. */
+bool gtdp_has_ad_bits(void)
+{
+	return !host_cpu_is_intel || get_kvm_intel_param_bool("eptad");
+}
+
 /* Whether there are huge pages where they were asked for: the host may have none. */
 bool gtdp_is_huge(void *hva, u64 bytes)
 {
