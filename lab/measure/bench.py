@@ -147,7 +147,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("--mib", type=int, default=64, help="of guest memory")
     parser.add_argument("--no-build", action="store_true", help="take what is built")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds, with the boot")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds, with the boot")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,16 +28,6 @@ struct vhost_task;
  */
 #define GTDP_LOOKS		3
 
-/*
- * The time of a CPU, in ns, after which wasted scans are throttled, and by how many times
- * as long a pause.  With what is around them they have a 16th of a CPU, at most, which is
- * lost in the noise of a host.  Twice the time makes pauses of almost half a second, in
- * which nothing is noticed; half of it makes passes that are cut short more often, and are
- * no shorter.
- */
-#define GTDP_SLICE_NS		(10 * NSEC_PER_MSEC)
-#define GTDP_THROTTLE_FACTOR	20
-
 /* What a scan of a region may gain.  gtdp_mark() relies on the order. */
 enum gtdp_todo {
 	GTDP_DONE,	/* nothing; must be zero */
@@ -77,7 +67,7 @@ struct gtdp_pass {
 	gfn_t gfn;
 	/* Scan what is absent, too. */
 	bool absent;
-	/* Not at its end: to be continued where it is.  So is one without memory. */
+	/* Ended early, by a signal or for want of memory: what is due stays due. */
 	bool partial;
 	/* More is resident, or was found where there was none before. */
 	bool arrived;
@@ -93,14 +83,6 @@ struct gtdp_pass {
 	/* Of what is here, by the host's addresses, userfaultfd is to deliver nothing. */
 	unsigned long no_uffd_start;
 	unsigned long no_uffd_end;
-	/* The time, in ns, and gain when it was last seen whether scans pay. */
-	u64 slice_start;
-	u64 slice_runtime;
-	unsigned long slice_switches;
-	unsigned long slice_scans;
-	s64 slice_gain;
-	/* The time of those that did not. */
-	u64 wasted_ns;
 };
 
 struct kvm_gtdp {
@@ -134,15 +116,13 @@ struct kvm_gtdp {
 	/* Jiffies between passes. */
 	int pause;
 	/*
-	 * In jiffies: when the next pass is planned; until when passes are throttled,
-	 * unless they are urgent; and until when there is none, as the last one took so
-	 * long.
+	 * In jiffies: when the next pass is planned; until when passes are throttled, and
+	 * urgent ones leave out what is absent; and until when there is none, as the last
+	 * one took so long.
 	 */
 	unsigned long next;
 	unsigned long throttled_until;
 	unsigned long idle_until;
-	/* The last pass was only over what is urgent. */
-	bool was_urgent;
 };
 
 /* Is kvm.global_tdp "never"? */

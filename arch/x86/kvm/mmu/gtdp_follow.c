@@ -38,6 +38,13 @@
  */
 #define GTDP_BACKOFF_THREAD	12
 
+/*
+ * How long the pause is after a pass that was in vain, in times of the pass.  With what is
+ * around them, such passes have a 16th of a CPU, at most, which is lost in the noise of a
+ * host.
+ */
+#define GTDP_THROTTLE_FACTOR	20
+
 static bool gtdp_has_run(struct kvm *kvm)
 {
 	struct kvm_vcpu *vcpu;
@@ -142,7 +149,7 @@ static long gtdp_look_delay(const struct kvm_gtdp *gtdp)
 static bool gtdp_begin_pass(struct kvm_gtdp *gtdp)
 {
 	const struct gtdp_pass *last = &gtdp->pass;
-	const bool retry = last->retry;
+	const bool retry = last->retry || last->partial;
 	const bool arrived = !gtdp->has_run && gtdp_resident_changed(gtdp);
 
 	if (arrived)
@@ -150,22 +157,27 @@ static bool gtdp_begin_pass(struct kvm_gtdp *gtdp)
 
 	gtdp->pass = (struct gtdp_pass) {
 		.arrived = arrived,
-		.absent = gtdp->state == GTDP_ARRIVING ||
-			  last->arrived || last->uffd_pending,
-		.looks = gtdp_begin_looks(gtdp),
+		.absent = gtdp->state == GTDP_ARRIVING || last->arrived ||
+			  last->uffd_pending || (last->partial && last->absent),
+		.looks = gtdp_begin_looks(gtdp) | (last->partial ? last->looks : 0),
 	};
 	return gtdp->state != GTDP_WATCHING || retry;
+}
+
+/* Have the scans mapped more than a page each? */
+static bool gtdp_is_productive(const struct gtdp_pass *pass)
+{
+	return pass->p.installed > pass->scans;
 }
 
 /* After a pass: what comes next, see the diagram in global_tdp.rst, and in how long. */
 static long gtdp_next_delay(struct kvm_gtdp *gtdp)
 {
 	const struct gtdp_pass *pass = &gtdp->pass;
-	const bool productive = pass->p.installed > pass->scans;
+	const bool productive = gtdp_is_productive(pass);
 	const int pause = gtdp->pause;
 	long wait;
 
-	/* Later, it goes on where there was none. */
 	if (pass->nomem) {
 		gtdp->pause = min(pause * GTDP_PAUSE_FACTOR,
 				  gtdp->has_run ? GTDP_PAUSE_WAIT : GTDP_PAUSE_MAX);
@@ -210,17 +222,18 @@ static long gtdp_pass_delay(const struct kvm_gtdp *gtdp)
  * Take half of a CPU, mostly, and a small share of one to find out whether it
  * pays, unless someone has asked for it, whatever is to be done next.
  */
-static void gtdp_end_pass(struct kvm_gtdp *gtdp, const struct gtdp_pass *pass, bool urgent, u64 ns)
+static void gtdp_end_pass(struct kvm_gtdp *gtdp, const struct gtdp_pass *pass, u64 ns)
 {
 	atomic64_add(ns, &gtdp->kvm->stat.tdp_populate_time_ns);
 
 	gtdp->idle_until = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
 					     GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
-	if (!urgent) {
-		gtdp->throttled_until = jiffies +
-					nsecs_to_jiffies(pass->wasted_ns * GTDP_THROTTLE_FACTOR);
+	if (pass == &gtdp->pass) {
+		gtdp->throttled_until = jiffies;
+		if (!gtdp_is_productive(pass))
+			gtdp->throttled_until += nsecs_to_jiffies(ns * GTDP_THROTTLE_FACTOR);
 		gtdp->next = jiffies + gtdp_next_delay(gtdp);
-	} else if (pass->partial && !pass->retry) {
+	} else if (pass->partial && !pass->nomem) {
 		WRITE_ONCE(gtdp->urgent, true);
 	}
 
@@ -230,27 +243,24 @@ static void gtdp_end_pass(struct kvm_gtdp *gtdp, const struct gtdp_pass *pass, b
 				     max(gtdp_pass_delay(gtdp), 0L));
 }
 
-/* Make a pass, over what is urgent only or over all that is due. */
+/* Make a pass, over all that is due or, if that is throttled, over what is new. */
 static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
 {
 	struct gtdp_pass *pass = &gtdp->pass, urgent_pass = {};
 	u64 start = ktime_get_ns();
 
-	if (urgent) {
-		pass = &urgent_pass;
+	if (urgent)
 		WRITE_ONCE(gtdp->urgent, false);
-	}
+	if (time_before(jiffies, gtdp->throttled_until))
+		pass = &urgent_pass;
 
 	/*
 	 * At once and before the regions are scanned, so that whoever marks one
 	 * either is seen here or is left for the next pass; xchg() is a barrier,
 	 * which pairs with that of gtdp_wake_follower().
 	 */
-	if (xchg(&gtdp->marked, false)) {
+	if (xchg(&gtdp->marked, false))
 		gtdp_expedite_pass(gtdp, urgent);
-		/* It may be where a pass that was cut short has been already. */
-		gtdp->pass.retry = true;
-	}
 
 	/* Whoever turns it on again wakes the follower after that. */
 	if (!kvm_gtdp_enabled(gtdp->kvm)) {
@@ -265,9 +275,9 @@ static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
 		gtdp_expedite_pass(gtdp, true);
 	}
 
-	if (urgent || pass->partial || gtdp_begin_pass(gtdp))
+	if (pass == &urgent_pass || gtdp_begin_pass(gtdp))
 		gtdp_run_pass(gtdp, pass);
-	gtdp_end_pass(gtdp, pass, urgent, ktime_get_ns() - start);
+	gtdp_end_pass(gtdp, pass, ktime_get_ns() - start);
 }
 
 /* Created by a vCPU's thread, it must not keep that from running. */
@@ -309,16 +319,10 @@ static bool gtdp_follower_fn(void *data)
 	__set_current_state(TASK_RUNNING);
 	gtdp_drop_rt();
 
-	/* See gtdp_may_continue(); whoever called sees to signals. */
+	/* See gtdp_run_pass(); whoever called sees to signals. */
 	if (xfer_to_guest_mode_handle_work())
 		return true;
 
-	/*
-	 * What is new does not wait for a pass over what is absent, which may take
-	 * long.  If there is no end of it, they take turns.
-	 */
-	urgent = urgent && !(gtdp->was_urgent && gtdp_pass_delay(gtdp) <= 0);
-	gtdp->was_urgent = urgent;
 	gtdp_work(gtdp, urgent);
 	return true;
 }

@@ -194,78 +194,12 @@ static bool gtdp_scan_batch(struct gtdp_pass *pass)
 	return false;
 }
 
-static unsigned long gtdp_switches(void)
-{
-	return current->nvcsw + current->nivcsw;
-}
-
-static void gtdp_begin_slice(struct gtdp_pass *pass)
-{
-	pass->slice_start = ktime_get_ns();
-	pass->slice_runtime = current->se.sum_exec_runtime;
-	pass->slice_switches = gtdp_switches();
-	pass->slice_scans = pass->scans;
-	pass->slice_gain = pass->p.installed - pass->scans;
-}
-
-/*
- * How long the thread has had a CPU: all of the time, or what was counted as it went
- * and maybe up to a tick more.
- */
-static u64 gtdp_slice_ns(const struct gtdp_pass *pass)
-{
-	u64 ns = ktime_get_ns() - pass->slice_start;
-
-	if (pass->slice_switches == gtdp_switches())
-		return ns;
-
-	return min(ns, current->se.sum_exec_runtime - pass->slice_runtime + TICK_NSEC);
-}
-
-static bool gtdp_end_slice(struct gtdp_pass *pass)
-{
-	/* Have the scans of this slice mapped more than a page each? */
-	bool productive = (s64)(pass->p.installed - pass->scans) > pass->slice_gain;
-
-	if (!productive)
-		pass->wasted_ns += gtdp_slice_ns(pass);
-	gtdp_begin_slice(pass);
-	return productive;
-}
-
-/*
- * Wasted scans are throttled after some time.  To skip what needs none
- * takes long in terabytes only; and a pass that is to begin again has to get there.
- */
-static bool gtdp_may_continue(struct gtdp_pass *pass)
-{
-	/*
-	 * A thread that never returns to userspace must do what is done on the way
-	 * there: to be stopped by cpu.max, among others, for which vCPUs would pay.
-	 */
-	if (xfer_to_guest_mode_handle_work() || READ_ONCE(pass->p.kvm->arch.gtdp->stop)) {
-		pass->partial = true;
-	} else if (gtdp_slice_ns(pass) >= GTDP_SLICE_NS) {
-		bool scanned = pass->scans != pass->slice_scans;
-
-		pass->partial = !gtdp_end_slice(pass) && scanned;
-	}
-
-	return !pass->partial;
-}
-
-/* Begin, or go on with, a pass: to its end, or until it is cut short. */
 void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 {
 	struct kvm *kvm = gtdp->kvm;
 
 	pass->p.kvm = kvm;
 	pass->p.background = true;
-	pass->no_uffd_end = 0;
-	pass->partial = false;
-	pass->nomem = false;
-	pass->wasted_ns = 0;
-	gtdp_begin_slice(pass);
 
 	for (; pass->as_id < kvm_arch_nr_memslot_as_ids(kvm); pass->as_id++, pass->gfn = 0) {
 		if (!kvm_mmu_get_vm_root_role(kvm, pass->as_id, &pass->p.role)) {
@@ -273,12 +207,17 @@ void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 			continue;
 		}
 
-		while (gtdp_scan_batch(pass) && gtdp_may_continue(pass))
-			;
+		while (gtdp_scan_batch(pass) && !pass->partial) {
+			/*
+			 * A thread that never returns to userspace must do what is done on the
+			 * way there: to be stopped by cpu.max, among others, for which vCPUs
+			 * would pay.
+			 */
+			pass->partial = xfer_to_guest_mode_handle_work() || READ_ONCE(gtdp->stop);
+		}
 		if (pass->partial)
 			break;
 	}
 
-	gtdp_end_slice(pass);
 	kvm_tdp_populate_end(&pass->p);
 }

@@ -32,12 +32,12 @@
 #define BALLOON_SIZE	(16ul * SZ_1G)
 #define NR_BALLOONS	64ul
 
-/* Memslots of the same memory, 32GiB of it. */
-#define NR_VAIN		(32ul * SZ_1G / MEM_SIZE)
+/* Memslots of the same memory, 4GiB of it. */
+#define NR_VAIN		(4ul * SZ_1G / MEM_SIZE)
 #define VAIN_STEP	64
 /* Memslots that come meanwhile, and the part of a pass they may have to wait for. */
 #define NR_NEW		8
-#define NEW_SHARE	8
+#define NEW_SHARE	4
 
 /* Memory that arrives, so many pages of a region at a time. */
 #define NR_STEPS	20
