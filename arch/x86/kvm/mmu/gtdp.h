@@ -28,7 +28,12 @@ struct vhost_task;
  */
 #define GTDP_LOOKS		3
 
-/* What a scan of a region may gain.  gtdp_mark() relies on the order. */
+/*
+ * What a scan of a 2MiB region of a memslot may gain, a byte each.  It is a hint, which is
+ * read and written without a lock.  A lost update makes for a scan too late or too many.
+ * Only a zap must not get lost.  So the follower stores "done" before it scans, and adds to
+ * that afterwards.  gtdp_mark() relies on the order.
+ */
 enum gtdp_todo {
 	GTDP_DONE,	/* nothing; must be zero */
 	GTDP_ABSENT,	/* memory that may arrive */
@@ -36,15 +41,6 @@ enum gtdp_todo {
 	/* Memory that may be back, or be a huge page now; plus the looks that it has had. */
 	GTDP_ZAPPED,
 	GTDP_LAST_LOOK = GTDP_ZAPPED + GTDP_LOOKS - 1,
-};
-
-/*
- * What is known of a 2MiB region of a memslot: a hint, which is read and written without
- * a lock.  A lost update makes for a scan too late or too many.  Only a zap must not get
- * lost.  So the follower stores "done" before it scans, and adds to that afterwards.
- */
-struct kvm_gtdp_region {
-	u8 todo;
 };
 
 /* What the follower does; gtdp_expedite_pass() and gtdp_next_delay() say what comes next. */
@@ -116,9 +112,8 @@ struct kvm_gtdp {
 	/* Jiffies between passes. */
 	int pause;
 	/*
-	 * In jiffies: when the next pass is planned; until when passes are throttled, and
-	 * urgent ones leave out what is absent; and until when there is none, as the last
-	 * one took so long.
+	 * In jiffies: when the next regular pass is planned; until when these are throttled;
+	 * and until when there is no pass, as the last one took so long.
 	 */
 	unsigned long next;
 	unsigned long throttled_until;
@@ -140,7 +135,7 @@ static inline bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
 	return slot->id < KVM_USER_MEM_SLOTS && !kvm_slot_has_gmem(slot);
 }
 
-static inline struct kvm_gtdp_region *gtdp_region(const struct kvm_memory_slot *slot, gfn_t gfn)
+static inline u8 *gtdp_region(const struct kvm_memory_slot *slot, gfn_t gfn)
 {
 	return slot->arch.gtdp_regions +
 	       gfn_to_index(gfn, slot->base_gfn, PG_LEVEL_2M);

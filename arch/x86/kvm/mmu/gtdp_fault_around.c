@@ -10,7 +10,7 @@
 #include "global_tdp.h"
 #include "gtdp.h"
 #include "spte.h"
-#include "tdp_fill.h"
+#include "tdp_host.h"
 #include "tdp_mmu.h"
 
 /* The pages that the host maps around a fault of its own, by default. */
@@ -66,16 +66,24 @@ static unsigned int gtdp_window_size(const u64 *spt)
 
 /*
  * Whether the host has something present in @w that is not mapped.  A guest that allocates
- * page by page pays for this look with each fault.  The result is a hint, as
- * kvm_tdp_populate() looks again, under mmu_lock.
+ * page by page pays for this look with each fault: take no lock.  The host can't free its
+ * page tables while IRQs are disabled.  The result is a hint, as kvm_tdp_populate() looks
+ * again, under mmu_lock.
  */
 static bool gtdp_host_has_more(const struct kvm_tdp_populate *p, const u64 *spt,
 			       struct gtdp_window w)
 {
-	const unsigned int nr = w.end - w.start;
-	unsigned int nr_absent = 0;
+	struct host_mapping m;
+	unsigned int i;
 
-	return tdp_find_hole(p, spt + w.start % SPTE_ENT_PER_PAGE, nr, w.start, &nr_absent) < nr;
+	guard(irqsave)();
+
+	m = tdp_host_mapping(p->kvm, __gfn_to_hva_memslot(p->slot, w.start), w.end - w.start);
+	for (i = 0; i < m.nr; i++) {
+		if (!gtdp_is_mapped(spt, w.start + i) && host_pte(&m, i) & _PAGE_PRESENT)
+			return true;
+	}
+	return false;
 }
 
 /*

@@ -40,8 +40,7 @@
 
 /*
  * How long the pause is after a pass that was in vain, in times of the pass.  With what is
- * around them, such passes have a 16th of a CPU, at most, which is lost in the noise of a
- * host.
+ * around them, such passes have a 16th of a CPU, at most, on average.
  */
 #define GTDP_THROTTLE_FACTOR	20
 
@@ -218,41 +217,50 @@ static long gtdp_pass_delay(const struct kvm_gtdp *gtdp)
 	return max_t(long, gtdp->next - jiffies, gtdp->throttled_until - jiffies);
 }
 
-/*
- * Take half of a CPU, mostly, and a small share of one to find out whether it
- * pays, unless someone has asked for it, whatever is to be done next.
- */
-static void gtdp_end_pass(struct kvm_gtdp *gtdp, const struct gtdp_pass *pass, u64 ns)
+static void gtdp_trace_pass(const struct kvm_gtdp *gtdp, const struct gtdp_pass *pass)
 {
-	atomic64_add(ns, &gtdp->kvm->stat.tdp_populate_time_ns);
-
-	gtdp->idle_until = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
-					     GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
-	if (pass == &gtdp->pass) {
-		gtdp->throttled_until = jiffies;
-		if (!gtdp_is_productive(pass))
-			gtdp->throttled_until += nsecs_to_jiffies(ns * GTDP_THROTTLE_FACTOR);
-		gtdp->next = jiffies + gtdp_next_delay(gtdp);
-	} else if (pass->partial && !pass->nomem) {
-		WRITE_ONCE(gtdp->urgent, true);
-	}
-
 	if (pass->scans && (!pass->partial || pass->nomem))
 		trace_kvm_tdp_follow(pass->scans, pass->p.mapped, pass->p.installed,
 				     gtdp->state == GTDP_ASLEEP ? -1 :
 				     max(gtdp_pass_delay(gtdp), 0L));
 }
 
-/* Make a pass, over all that is due or, if that is throttled, over what is new. */
+/* A pass over what is new. */
+static void gtdp_urgent_pass(struct kvm_gtdp *gtdp)
+{
+	struct gtdp_pass pass = {};
+
+	gtdp_run_pass(gtdp, &pass);
+	gtdp_trace_pass(gtdp, &pass);
+	if (pass.partial && !pass.nomem)
+		WRITE_ONCE(gtdp->urgent, true);
+}
+
+/*
+ * A pass over all that is due.  Take a small share of a CPU to find out whether it pays.
+ * What the thread had of a CPU is counted up to the last tick or switch.
+ */
+static void gtdp_regular_pass(struct kvm_gtdp *gtdp)
+{
+	u64 start = ktime_get_ns(), runtime = current->se.sum_exec_runtime, ns;
+
+	if (gtdp_begin_pass(gtdp))
+		gtdp_run_pass(gtdp, &gtdp->pass);
+
+	ns = min(ktime_get_ns() - start, current->se.sum_exec_runtime - runtime + TICK_NSEC);
+	gtdp->throttled_until = jiffies;
+	if (!gtdp_is_productive(&gtdp->pass))
+		gtdp->throttled_until += nsecs_to_jiffies(ns * GTDP_THROTTLE_FACTOR);
+	gtdp->next = jiffies + gtdp_next_delay(gtdp);
+	gtdp_trace_pass(gtdp, &gtdp->pass);
+}
+
 static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
 {
-	struct gtdp_pass *pass = &gtdp->pass, urgent_pass = {};
-	u64 start = ktime_get_ns();
+	u64 start = ktime_get_ns(), ns;
 
 	if (urgent)
 		WRITE_ONCE(gtdp->urgent, false);
-	if (time_before(jiffies, gtdp->throttled_until))
-		pass = &urgent_pass;
 
 	/*
 	 * At once and before the regions are scanned, so that whoever marks one
@@ -273,11 +281,21 @@ static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
 	if (!gtdp->has_run && gtdp_has_run(gtdp->kvm)) {
 		WRITE_ONCE(gtdp->has_run, true);
 		gtdp_expedite_pass(gtdp, true);
+		/* What has just arrived may be what it needs first. */
+		gtdp->throttled_until = jiffies;
 	}
 
-	if (pass == &urgent_pass || gtdp_begin_pass(gtdp))
-		gtdp_run_pass(gtdp, pass);
-	gtdp_end_pass(gtdp, pass, ktime_get_ns() - start);
+	/* What is new does not wait for what is absent, of which there may be much. */
+	if (urgent)
+		gtdp_urgent_pass(gtdp);
+	if (gtdp_pass_delay(gtdp) <= 0)
+		gtdp_regular_pass(gtdp);
+
+	/* Take half of a CPU, mostly, whatever is to be done next. */
+	ns = ktime_get_ns() - start;
+	atomic64_add(ns, &gtdp->kvm->stat.tdp_populate_time_ns);
+	gtdp->idle_until = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
+					     GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
 }
 
 /* Created by a vCPU's thread, it must not keep that from running. */

@@ -38,7 +38,7 @@ static bool gtdp_is_uffd_pending(struct gtdp_pass *pass, gfn_t gfn)
  * Of a region that is not complete, or of which nothing is known if @err: what a
  * further scan may gain.  Whoever has marked it meanwhile knows better.
  */
-static void gtdp_requeue_region(struct gtdp_pass *pass, struct kvm_gtdp_region *r, gfn_t start,
+static void gtdp_requeue_region(struct gtdp_pass *pass, u8 *r, gfn_t start,
 				u8 todo, long err)
 {
 	struct kvm_gtdp *gtdp = pass->p.kvm->arch.gtdp;
@@ -68,10 +68,10 @@ static void gtdp_requeue_region(struct gtdp_pass *pass, struct kvm_gtdp_region *
 			pass->uffd_pending = gtdp_is_uffd_pending(pass, start);
 	}
 
-	cmpxchg(&r->todo, GTDP_DONE, todo);
+	cmpxchg(r, GTDP_DONE, todo);
 }
 
-static void gtdp_scan_region(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
+static void gtdp_scan_region(struct gtdp_pass *pass, u8 *r,
 			     gfn_t start, gfn_t end)
 {
 	u64 absent = pass->p.absent, installed = pass->p.installed;
@@ -85,7 +85,7 @@ static void gtdp_scan_region(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 	 * ordered by the acquisition of mmu_lock, without which the host can
 	 * not begin to zap.
 	 */
-	todo = xchg(&r->todo, GTDP_DONE);
+	todo = xchg(r, GTDP_DONE);
 	ret = kvm_tdp_populate(&pass->p, start, end);
 	pass->scans++;
 
@@ -103,20 +103,12 @@ static void gtdp_scan_region(struct gtdp_pass *pass, struct kvm_gtdp_region *r,
 }
 
 /* Whether to scan a region now. */
-static bool gtdp_is_region_due(struct gtdp_pass *pass, const struct kvm_gtdp_region *r)
+static bool gtdp_is_due(const struct gtdp_pass *pass, u8 todo)
 {
-	const u8 todo = READ_ONCE(r->todo);
-
-	switch (todo) {
-	case GTDP_DONE:
-		return false;
-	case GTDP_NEW:
-		return true;
-	case GTDP_ABSENT:
-		return pass->absent;
-	default:
+	if (todo >= GTDP_ZAPPED)
 		return pass->looks & BIT(todo - GTDP_ZAPPED);
-	}
+
+	return todo == GTDP_NEW || (todo == GTDP_ABSENT && pass->absent);
 }
 
 /* What is left to do for one SRCU read-side section. */
@@ -132,7 +124,7 @@ struct gtdp_batch {
 static bool gtdp_scan_slot(struct gtdp_pass *pass, struct gtdp_batch *batch)
 {
 	const struct kvm_memory_slot *slot = pass->p.slot;
-	struct kvm_gtdp_region *r;
+	u8 *r;
 	gfn_t start, end;
 
 	for (start = max(pass->gfn, slot->base_gfn); start < gtdp_slot_end(slot); start = end) {
@@ -143,7 +135,7 @@ static bool gtdp_scan_slot(struct gtdp_pass *pass, struct gtdp_batch *batch)
 
 		end = gtdp_region_end(start, gtdp_slot_end(slot));
 		r = gtdp_region(slot, start);
-		if (!gtdp_is_region_due(pass, r))
+		if (!gtdp_is_due(pass, READ_ONCE(*r)))
 			continue;
 
 		gtdp_scan_region(pass, r, start, end);
@@ -180,6 +172,7 @@ static bool gtdp_scan_batch(struct gtdp_pass *pass)
 
 	/* VMAs are known for as long as memslots can't go away. */
 	pass->p.vma_end = 0;
+	pass->no_uffd_end = 0;
 
 	kvm_for_each_memslot_in_gfn_range(&iter, __kvm_memslots(kvm, pass->as_id),
 					  pass->gfn, max_gfn) {

@@ -39,8 +39,7 @@ void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
 void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	       gfn_t start, gfn_t end, enum gtdp_todo todo)
 {
-	struct kvm_gtdp_region *r, *last;
-	u8 old;
+	u8 *r, *last, old;
 
 	if (!slot->arch.gtdp_regions || start >= end)
 		return;
@@ -48,11 +47,11 @@ void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	last = gtdp_region(slot, end - 1);
 	for (r = gtdp_region(slot, start); r <= last; r++) {
 		/* What has more than one look to come keeps them, however often it is zapped. */
-		old = READ_ONCE(r->todo);
+		old = READ_ONCE(*r);
 		if (todo == GTDP_ZAPPED && old >= GTDP_NEW && old < GTDP_LAST_LOOK)
 			continue;
 
-		WRITE_ONCE(r->todo, todo);
+		WRITE_ONCE(*r, todo);
 	}
 }
 

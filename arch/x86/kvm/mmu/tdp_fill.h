@@ -32,8 +32,6 @@ static inline u64 tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, g
 unsigned int tdp_fill_table(struct kvm_tdp_populate *p,
 			    struct kvm_mmu_page *root, u64 *spt,
 			    gfn_t start, gfn_t end);
-unsigned int tdp_find_hole(const struct kvm_tdp_populate *p, const u64 *spt, unsigned int nr,
-			   gfn_t gfn, unsigned int *nr_absent);
 void tdp_restore_writable(const struct kvm_memory_slot *slot, u64 *sptep,
 			  u64 old_spte);
 unsigned int tdp_fill_holes(struct kvm_tdp_populate *p,

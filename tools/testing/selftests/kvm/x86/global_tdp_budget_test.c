@@ -22,7 +22,7 @@
 /* The share of a CPU that wasted scans have, over any so many seconds. */
 #define VAIN_SECONDS	10
 #define VAIN_SHARE	16
-/* And how often they wake up each second, as they rest for 200ms and more. */
+/* And how often they wake up each second, as they rest for 250ms and more. */
 #define VAIN_WAKEUPS	6
 
 #define MEM_SIZE	SZ_32M
@@ -32,10 +32,10 @@
 #define BALLOON_SIZE	(16ul * SZ_1G)
 #define NR_BALLOONS	64ul
 
-/* Memslots of the same memory, 4GiB of it. */
-#define NR_VAIN		(4ul * SZ_1G / MEM_SIZE)
+/* Memslots of the same memory, 16GiB of it, which takes some 20ms to pass over. */
+#define NR_VAIN		(16ul * SZ_1G / MEM_SIZE)
 #define VAIN_STEP	64
-/* Memslots that come meanwhile, and the part of a pass they may have to wait for. */
+/* Memslots that come meanwhile, and the part of a pass that each waits for at most. */
 #define NR_NEW		8
 #define NEW_SHARE	4
 
@@ -250,7 +250,7 @@ static void waiting_vmm(void)
 	_exit(0);
 }
 
-/* A VM of which a pass takes longer than wasted scans may. */
+/* A VM of which a pass takes long. */
 static void create_large(struct subject *s)
 {
 	create_slot(s, LARGE_SIZE);
@@ -462,7 +462,7 @@ int main(void)
 	nr = during(zapped.wakeups, 0, ended);
 	TEST_ASSERT(nr && nr <= ZAP_WAKEUPS, "%lu wake-ups for a zap", nr);
 	TEST_ASSERT_EQ(during(zapped.wakeups, ended, SECONDS), 0);
-	/* What is new, and takes more than one pass, has an end. */
+	/* What is new has an end. */
 	TEST_ASSERT(during(large.wakeups, 0, large_ended), "Nobody looks at what is new");
 	TEST_ASSERT_EQ(during(large.wakeups, large_ended, SECONDS), 0);
 	gtdp_check_exit(waiting_pid);
