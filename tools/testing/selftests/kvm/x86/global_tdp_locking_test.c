@@ -235,8 +235,8 @@ static bool test_prefault(void)
 		usleep(PREFAULT_USECS);
 		write_pages(i, 1);
 		get_log();
-		TEST_ASSERT(test_bit(i, bitmap), "Page %d, written beside a prefault, is not in the log",
-			    i);
+		TEST_ASSERT(test_bit(i, bitmap),
+			    "Page %d, written beside a prefault, is not in the log", i);
 		pthread_join(thread, NULL);
 	}
 
