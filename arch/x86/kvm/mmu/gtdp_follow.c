@@ -236,18 +236,26 @@ static void gtdp_urgent_pass(struct kvm_gtdp *gtdp)
 		WRITE_ONCE(gtdp->urgent, true);
 }
 
+static unsigned long gtdp_switches(void)
+{
+	return current->nvcsw + current->nivcsw;
+}
+
 /*
  * A pass over all that is due.  Take a small share of a CPU to find out whether it pays.
- * What the thread had of a CPU is counted up to the last tick or switch.
+ * The thread has had a CPU all of the time, or what was counted up to the last tick.
  */
 static void gtdp_regular_pass(struct kvm_gtdp *gtdp)
 {
 	u64 start = ktime_get_ns(), runtime = current->se.sum_exec_runtime, ns;
+	unsigned long switches = gtdp_switches();
 
 	if (gtdp_begin_pass(gtdp))
 		gtdp_run_pass(gtdp, &gtdp->pass);
 
-	ns = min(ktime_get_ns() - start, current->se.sum_exec_runtime - runtime + TICK_NSEC);
+	ns = ktime_get_ns() - start;
+	if (switches != gtdp_switches())
+		ns = min(ns, current->se.sum_exec_runtime - runtime + TICK_NSEC);
 	gtdp->throttled_until = jiffies;
 	if (!gtdp_is_productive(&gtdp->pass))
 		gtdp->throttled_until += nsecs_to_jiffies(ns * GTDP_THROTTLE_FACTOR);

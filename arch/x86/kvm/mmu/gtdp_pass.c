@@ -200,13 +200,15 @@ void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 			continue;
 		}
 
-		while (gtdp_scan_batch(pass) && !pass->partial) {
+		while (gtdp_scan_batch(pass)) {
 			/*
 			 * A thread that never returns to userspace must do what is done on the
 			 * way there: to be stopped by cpu.max, among others, for which vCPUs
 			 * would pay.
 			 */
 			pass->partial = xfer_to_guest_mode_handle_work() || READ_ONCE(gtdp->stop);
+			if (pass->partial)
+				break;
 		}
 		if (pass->partial)
 			break;
