@@ -63,7 +63,7 @@ struct gtdp_pass {
 	gfn_t gfn;
 	/* Scan what is absent, too. */
 	bool absent;
-	/* Ended early, by a signal or for want of memory: what is due stays due. */
+	/* Ended early, by a signal, "never" or for want of memory: what is due stays due. */
 	bool partial;
 	/* More is resident, or was found where there was none before. */
 	bool arrived;

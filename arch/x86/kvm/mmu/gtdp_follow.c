@@ -39,8 +39,8 @@
 #define GTDP_BACKOFF_THREAD	12
 
 /*
- * How long the pause is after a pass that was in vain, in times of the pass.  With what is
- * around them, such passes have a 16th of a CPU, at most, on average.
+ * A pass that maps next to nothing is followed by a pause so many times as long.  Such passes
+ * take a 16th of a CPU at most, on average.
  */
 #define GTDP_THROTTLE_FACTOR	20
 
@@ -242,8 +242,9 @@ static unsigned long gtdp_switches(void)
 }
 
 /*
- * A pass over all that is due.  Take a small share of a CPU to find out whether it pays.
- * The thread has had a CPU all of the time, or what was counted up to the last tick.
+ * A pass over all that is due, and when to make the next one.  The throttle counts the time
+ * for which the thread had a CPU.  If the thread was switched meanwhile, that is what the
+ * scheduler has counted, and up to a tick more.
  */
 static void gtdp_regular_pass(struct kvm_gtdp *gtdp)
 {
@@ -289,7 +290,7 @@ static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
 	if (!gtdp->has_run && gtdp_has_run(gtdp->kvm)) {
 		WRITE_ONCE(gtdp->has_run, true);
 		gtdp_expedite_pass(gtdp, true);
-		/* What has just arrived may be what it needs first. */
+		/* The vCPU may need first what has just arrived. */
 		gtdp->throttled_until = jiffies;
 	}
 

@@ -702,7 +702,7 @@ static bool test_change(const struct change *change, bool follow)
 
 	/* All is back, and writable. */
 	if (change->after == SWAPPED) {
-		/* Not by reading it, lest the follower maps it before it is written. */
+		/* Reading it first would let the follower map it read-only. */
 		advise(env.mem.hva, MEM_SIZE, MADV_POPULATE_WRITE);
 		gtdp_check(env.mem.hva, NR_PAGES, OLD_TAG);
 	}
