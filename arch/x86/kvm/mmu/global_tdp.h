@@ -13,6 +13,8 @@
  */
 #ifdef CONFIG_X86_64
 
+struct tdp_iter;
+
 int kvm_gtdp_init_vm(struct kvm *kvm);
 void kvm_gtdp_pre_destroy_vm(struct kvm *kvm);
 void kvm_gtdp_destroy_vm(struct kvm *kvm);
@@ -101,6 +103,10 @@ static inline void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end
 	if (unlikely(kvm->arch.gtdp))
 		__kvm_gtdp_zapped_range(kvm, start, end);
 }
+
+/* Link a page table for a fault, with what is present; mmu_lock is held for read. */
+int kvm_gtdp_link_sp(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault,
+		     struct tdp_iter *iter, struct kvm_mmu_page *sp);
 
 /* A fault has been dealt with, with the given result; called without mmu_lock. */
 void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault);

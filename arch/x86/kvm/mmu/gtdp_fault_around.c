@@ -2,8 +2,8 @@
 /*
  * Fault-around of Global TDP: what a vCPU's fault maps besides its own page.
  *
- * The fault that links a page table maps all that the host has present of the table's
- * 2MiB.  Later faults map the aligned 16 pages around them, and more if the guest uses
+ * The fault that links a page table fills it with all that the host has present of the
+ * table's 2MiB.  Later faults map the aligned 16 pages around them, and more if the guest uses
  * most of what is mapped.  The page table is all the state: SPTEs are populated with
  * Accessed clear, so the bit says that the guest has used the page.
  */
@@ -117,35 +117,53 @@ static struct gtdp_window gtdp_find_window(struct kvm_vcpu *vcpu, struct kvm_tdp
 	return w;
 }
 
-void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault)
+/* Whether, and with what, to map more than the fault's own page. */
+static bool gtdp_begin_fault_around(struct kvm_vcpu *vcpu, const struct kvm_page_fault *fault,
+				    struct kvm_tdp_populate *p)
 {
-	const struct kvm_memory_slot *slot = fault->slot;
-	struct kvm_tdp_populate p = {
+	*p = (struct kvm_tdp_populate) {
 		.kvm = vcpu->kvm,
-		.slot = slot,
+		.slot = fault->slot,
 		.role = vcpu->arch.mmu->root_role,
 	};
+
+	/* The root of a nested guest without paging of its own is rare. */
+	return p->slot && gtdp_is_user_slot(p->slot) && !fault->prefetch &&
+	       fault->goal_level == PG_LEVEL_4K && !p->role.guest_mode;
+}
+
+int kvm_gtdp_link_sp(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault,
+		     struct tdp_iter *iter, struct kvm_mmu_page *sp)
+{
+	struct kvm_tdp_populate p;
+	int r;
+
+	if (!gtdp_begin_fault_around(vcpu, fault, &p))
+		return tdp_mmu_link_sp(vcpu->kvm, iter, sp, true);
+
+	r = kvm_tdp_populate_link(&p, iter, sp, fault->gfn);
+	fault->linked = !r;
+	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);
+	return r;
+}
+
+void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault)
+{
+	struct kvm_tdp_populate p;
 	struct gtdp_window w;
 	bool cached = false;
 
-	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) ||
-	    !slot || !gtdp_is_user_slot(slot) ||
-	    fault->prefetch || fault->goal_level != PG_LEVEL_4K)
+	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) || fault->linked ||
+	    !gtdp_begin_fault_around(vcpu, fault, &p))
 		return;
 
-	/* That of a nested guest without paging of its own: rare. */
-	if (p.role.guest_mode)
-		return;
-
-	if (!fault->linked && kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE)) {
+	if (kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE)) {
 		w = gtdp_find_window(vcpu, &p, fault->gfn, false);
 		if (w.end - w.start > GTDP_AROUND)
 			cached = gtdp_map_page_cache(&p, w.start, w.end, fault);
 	}
 
-	if (fault->linked)
-		w = gtdp_window(slot, fault->gfn, SPTE_ENT_PER_PAGE);
-	else if (!cached)
+	if (!cached)
 		w = gtdp_find_window(vcpu, &p, fault->gfn, true);
 	if (w.start == w.end)
 		return;

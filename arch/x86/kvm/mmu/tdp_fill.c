@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Fill one page table of 4KiB SPTEs from the host's, on behalf of a walk of
- * tdp_populate.c's: a new one by plain stores, the holes of one that is in use by
- * compare-exchange.
+ * tdp_populate.c's.  SPTEs are made by plain stores: in a new table, or aside, to be put
+ * into the holes of one that is in use, by compare-exchange.
  *
  * All SPTEs of a memslot that are alike but for the pfn are made from one template.
  * Host PTEs that it fits, i.e. nearly all, take some instructions each; the others
@@ -144,12 +144,11 @@ static bool try_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 /*
  * Take the PTEs of [@i, @stop).  Make SPTEs of those that the template fits while
  * at it, which is as quick as to copy them; leave others as they are, and note
- * which these are, and which is the first.  Returns the number of absent pages.
+ * which these are.  Returns the number of absent pages.  Inlined for runs of few pages.
  */
-static unsigned int fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-				   u64 *spt, unsigned int i, unsigned int stop,
-				   gfn_t gfn, unsigned long *slow,
-				   unsigned int *first_slow)
+static __always_inline unsigned int
+fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_page *root, u64 *spt,
+	       unsigned int i, unsigned int stop, gfn_t gfn, unsigned long *slow)
 {
 	unsigned long hva = __gfn_to_hva_memslot(p->slot, gfn), flags;
 	unsigned int nr_absent = 0, j, n;
@@ -172,12 +171,10 @@ static unsigned int fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_pa
 				break;
 
 			spt[i + j] = host_pte(&m, j);
-			if (m.ptep && try_template(p, root, gfn + j, spt[i + j])) {
+			if (m.ptep && try_template(p, root, gfn + j, spt[i + j]))
 				j--;
-			} else {
+			else
 				__set_bit(i + j, slow);
-				*first_slow = min(*first_slow, i + j);
-			}
 		}
 
 		i += m.nr;
@@ -210,20 +207,17 @@ unsigned int tdp_fill_table(struct kvm_tdp_populate *p,
 {
 	DECLARE_BITMAP(slow, SPTE_ENT_PER_PAGE) = {};
 	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i, run_end;
-	unsigned int stop = first + (end - start), nr_absent = 0, nr = 0;
-	unsigned int first_slow = stop, filled = 0;
+	unsigned int stop = first + (end - start), filled = 0, nr_absent = 0, nr = 0;
 
 	for_each_wanted_run(p, i, run_end, first, stop) {
 		memset64(spt + filled, SHADOW_NONPRESENT_VALUE, i - filled);
-		nr_absent += fill_from_host(p, root, spt, i, run_end, start + i - first,
-					    slow, &first_slow);
+		nr_absent += fill_from_host(p, root, spt, i, run_end, start + i - first, slow);
 		nr += run_end - i;
 		filled = run_end;
 	}
 	memset64(spt + filled, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE - filled);
 
-	i = first_slow;
-	for_each_set_bit_from(i, slow, stop) {
+	for_each_set_bit(i, slow, stop) {
 		spt[i] = make_slow_spte(p, root, start + i - first, spt[i]);
 		nr_absent += !is_shadow_present_pte(spt[i]);
 	}
@@ -258,145 +252,46 @@ void tdp_restore_writable(const struct kvm_memory_slot *slot, u64 *sptep,
 		try_cmpxchg64(sptep, &old_spte, old_spte | PT_WRITABLE_MASK);
 }
 
-/* Pass by holes for as long as their PTEs are absent, return how many were. */
-static noinline unsigned int skip_absent(const u64 *spt, const pte_t *ptep,
-					 unsigned long nr)
-{
-	unsigned long i;
-
-	for (i = 0; i < nr; i++) {
-		if (READ_ONCE(spt[i]) != SHADOW_NONPRESENT_VALUE || is_host_pte_present(ptep + i))
-			break;
-	}
-
-	return i;
-}
+/* SPTEs that are made aside, on the stack, before they are put into holes. */
+#define NR_ASIDE	128
 
 /*
- * Fill holes whose PTEs are plain, and as writable as the first one, up to the
- * first SPTE that is neither as it should be nor such a hole.  Returns the number
- * of SPTEs that were passed.
+ * Fill the holes of @spt[0] to @spt[@nr - 1], of which the first page is @gfn.  Returns the
+ * number of pages that are mapped then.
  */
-static noinline unsigned int fill_plain_holes(struct kvm_tdp_populate *p, u64 *spt,
-					      const pte_t *ptep, unsigned long nr,
-					      unsigned int *installed)
+static unsigned int fill_some_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+				    u64 *spt, unsigned int nr, gfn_t gfn,
+				    unsigned int *installed)
 {
-	const bool rw = nr && is_host_pte_writable(native_pte_val(READ_ONCE(*ptep)));
-	const u64 plain = p->plain_pte[rw], template = p->template[rw];
-	const u64 pfn_mask = PTE_PFN_MASK, checked = HOST_PTE_CHECKED;
-	unsigned long left, present = 0;
+	unsigned int nr_absent = 0, nr_new = 0, i = 0;
+	DECLARE_BITMAP(slow, NR_ASIDE) = {};
+	u64 sptes[NR_ASIDE], old_spte, spte;
 
-	for (left = nr; left; left--, spt++, ptep++) {
-		u64 old_spte = READ_ONCE(*spt), pte;
+	while (i < nr && is_spte_complete(p->slot, READ_ONCE(spt[i])))
+		i++;
 
-		if (old_spte != SHADOW_NONPRESENT_VALUE) {
-			if (!is_spte_complete(p->slot, old_spte))
-				break;
-			present++;
+	fill_from_host(p, root, sptes, i, nr, gfn + i, slow);
+
+	for ( ; i < nr; i++) {
+		old_spte = READ_ONCE(spt[i]);
+		if (is_shadow_present_pte(old_spte)) {
+			tdp_restore_writable(p->slot, &spt[i], old_spte);
 			continue;
 		}
 
-		pte = read_plain(ptep, plain);
-		if (unlikely(pte & checked) ||
-		    !try_cmpxchg64(spt, &old_spte, (pte & pfn_mask) | template))
-			break;
+		spte = sptes[i];
+		if (test_bit(i, slow))
+			spte = make_slow_spte(p, root, gfn + i, spte);
+
+		if (is_shadow_present_pte(spte) && !is_frozen_spte(old_spte) &&
+		    try_cmpxchg64(&spt[i], &old_spte, spte))
+			nr_new++;
+		else
+			nr_absent += !is_shadow_present_pte(old_spte);
 	}
 
-	*installed += nr - left - present;
-	return nr - left;
-}
-
-/* PTEs that the template does not fit, taken in one go. */
-struct slow_ptes {
-	unsigned int nr;
-	struct {
-		unsigned int index;
-		u64 pte;
-	} ptes[32];
-};
-
-/*
- * Fill holes of [@i, @stop), as far as the template fits, and take the PTEs of
- * others until there is no more room for those.  Returns where that was.
- */
-static unsigned int fill_holes_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-					 u64 *spt, unsigned int i, unsigned int stop, gfn_t gfn,
-					 struct slow_ptes *slow, unsigned int *nr_absent,
-					 unsigned int *installed)
-{
-	unsigned long hva = __gfn_to_hva_memslot(p->slot, gfn), flags;
-	struct host_mapping m;
-	unsigned int j, n;
-	u64 pte;
-
-	slow->nr = 0;
-
-	local_irq_save(flags);
-	while (i < stop && slow->nr < ARRAY_SIZE(slow->ptes)) {
-		m = tdp_host_mapping(p->kvm, hva, stop - i);
-
-		for (j = 0; j < m.nr && slow->nr < ARRAY_SIZE(slow->ptes); j++) {
-			if (m.ptep) {
-				n = skip_absent(spt + i + j, m.ptep + j, m.nr - j);
-				*nr_absent += n;
-				j += n;
-				j += fill_plain_holes(p, spt + i + j, m.ptep + j,
-						      m.nr - j, installed);
-			}
-			if (j == m.nr)
-				break;
-
-			pte = host_pte(&m, j);
-			if (m.ptep && try_template(p, root, gfn + j, pte)) {
-				j--;
-				continue;
-			}
-
-			slow->ptes[slow->nr].index = i + j;
-			slow->ptes[slow->nr++].pte = pte;
-		}
-
-		i += j;
-		gfn += j;
-		hva += (unsigned long)j << PAGE_SHIFT;
-	}
-	local_irq_restore(flags);
-
-	return i;
-}
-
-/* Fill the holes of [@first, @stop), of which the first page is @start. */
-static unsigned int fill_run_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-				   u64 *spt, unsigned int first, unsigned int stop,
-				   gfn_t start, unsigned int *installed)
-{
-	unsigned int nr_absent = 0, i, j, n;
-	struct slow_ptes slow;
-
-	for (i = first; i < stop; ) {
-		i = fill_holes_from_host(p, root, spt, i, stop, start + i - first, &slow,
-					 &nr_absent, installed);
-
-		for (j = 0; j < slow.nr; j++) {
-			u64 old_spte, spte;
-
-			n = slow.ptes[j].index;
-			old_spte = READ_ONCE(spt[n]);
-			if (is_shadow_present_pte(old_spte)) {
-				tdp_restore_writable(p->slot, &spt[n], old_spte);
-				continue;
-			}
-
-			spte = make_slow_spte(p, root, start + n - first, slow.ptes[j].pte);
-			if (is_shadow_present_pte(spte) && !is_frozen_spte(old_spte) &&
-			    try_cmpxchg64(&spt[n], &old_spte, spte))
-				(*installed)++;
-			else
-				nr_absent += !is_shadow_present_pte(old_spte);
-		}
-	}
-
-	return stop - first - nr_absent;
+	*installed += nr_new;
+	return nr - nr_absent;
 }
 
 /*
@@ -410,12 +305,16 @@ unsigned int tdp_fill_holes(struct kvm_tdp_populate *p,
 			    gfn_t start, gfn_t end, unsigned int *installed)
 {
 	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1);
-	unsigned int i, run_end, nr = 0;
+	unsigned int i, n, run_end, nr = 0;
 
 	*installed = 0;
 
-	for_each_wanted_run(p, i, run_end, first, first + (end - start))
-		nr += fill_run_holes(p, root, spt, i, run_end, start + i - first, installed);
+	for_each_wanted_run(p, i, run_end, first, first + (end - start)) {
+		for ( ; i < run_end; i += n) {
+			n = min(run_end - i, NR_ASIDE);
+			nr += fill_some_holes(p, root, spt + i, n, start + i - first, installed);
+		}
+	}
 
 	return nr;
 }

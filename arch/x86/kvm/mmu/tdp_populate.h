@@ -6,6 +6,8 @@
 
 #include "mmu_internal.h"
 
+struct tdp_iter;
+
 /*
  * State of a walk that maps what the host has present into one TDP root.  Zero
  * it, set the first fields, call kvm_tdp_populate() until the range is
@@ -77,6 +79,8 @@ static inline unsigned int tdp_next_run(const struct kvm_tdp_populate *p, unsign
 	     i = tdp_next_run(p, end, stop, &end))
 
 long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end);
+int kvm_tdp_populate_link(struct kvm_tdp_populate *p, struct tdp_iter *iter,
+			  struct kvm_mmu_page *sp, gfn_t gfn);
 void kvm_tdp_populate_end(struct kvm_tdp_populate *p);
 
 #endif /* __KVM_X86_MMU_TDP_POPULATE_H */

@@ -437,6 +437,19 @@ static bool drop_cache(struct gtdp_mem *mem, size_t kept)
  * A page that the host has read ahead, and that has it read more as soon as it is touched, is
  * not touched for there to be a page table.
  */
+/* What the host reads ahead is resident once it has been read. */
+static u64 wait_resident(void *hva, size_t size)
+{
+	u64 before, resident = 0;
+
+	do {
+		before = resident;
+		usleep(100000);
+		resident = gtdp_nr_resident(hva, size);
+	} while (resident != before);
+	return resident;
+}
+
 static bool test_read_ahead(void)
 {
 	u64 resident;
@@ -458,8 +471,8 @@ static bool test_read_ahead(void)
 				     file_offset(&env.mem) + i * sizeof(buf)), sizeof(buf));
 	gtdp_drain_lru();
 	posix_fadvise(env.mem.fd, file_offset(&env.mem), 2 * sizeof(buf), POSIX_FADV_DONTNEED);
-	resident = gtdp_nr_resident(env.mem.hva, MEM_SIZE);
-	TEST_ASSERT(resident, "The host has not read ahead");
+	gtdp_wait_until(gtdp_nr_resident(env.mem.hva, MEM_SIZE));
+	resident = wait_resident(env.mem.hva, MEM_SIZE);
 
 	populate_cached(env.vm);
 	TEST_ASSERT(gtdp_nr_resident(env.mem.hva, MEM_SIZE) == resident,
