@@ -67,7 +67,7 @@ class Case:
 
 
 _AT_MOST: dict[str, dict[str, tuple[float, float]]] = {
-    "fault_around": {"6.12": (40, 7), "7.3": (42, 8)},
+    "fault_around": {"6.12": (31, 7), "7.3": (32, 8)},
     "populate": {"6.12": (22, 2), "7.3": (23, 2.3)},
     "prefault_populate": {"6.12": (25, 2.2), "7.3": (26, 2.5)},
     "populate_again": {"6.12": (10, 1), "7.3": (10, 1.2)},

@@ -104,7 +104,7 @@ static inline void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end
 		__kvm_gtdp_zapped_range(kvm, start, end);
 }
 
-/* Link a page table for a fault, with what is present; mmu_lock is held for read. */
+/* With FAULT_AROUND: link a table for a fault, filled; mmu_lock is held for read. */
 int kvm_gtdp_link_sp(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault,
 		     struct tdp_iter *iter, struct kvm_mmu_page *sp);
 

@@ -2,10 +2,10 @@
 /*
  * Fault-around of Global TDP: what a vCPU's fault maps besides its own page.
  *
- * The fault that links a page table fills it with all that the host has present of the
- * table's 2MiB.  Later faults map the aligned 16 pages around them, and more if the guest uses
- * most of what is mapped.  The page table is all the state: SPTEs are populated with
- * Accessed clear, so the bit says that the guest has used the page.
+ * The fault that links a page table fills it before, with all that the host has present
+ * of the table's 2MiB.  Later faults map the aligned 16 pages around them, and more if
+ * the guest uses most of what is mapped.  The page table is all the state: SPTEs are
+ * populated with Accessed clear, so the bit says that the guest has used the page.
  */
 #include "global_tdp.h"
 #include "gtdp.h"
@@ -142,7 +142,7 @@ int kvm_gtdp_link_sp(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault,
 		return tdp_mmu_link_sp(vcpu->kvm, iter, sp, true);
 
 	r = kvm_tdp_populate_link(&p, iter, sp, fault->gfn);
-	fault->linked = !r;
+	fault->filled = p.installed;
 	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);
 	return r;
 }
@@ -153,7 +153,7 @@ void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault
 	struct gtdp_window w;
 	bool cached = false;
 
-	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) || fault->linked ||
+	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) || fault->filled ||
 	    !gtdp_begin_fault_around(vcpu, fault, &p))
 		return;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Fill one page table of 4KiB SPTEs from the host's, on behalf of a walk of
- * tdp_populate.c's.  SPTEs are made by plain stores: in a new table, or aside, to be put
- * into the holes of one that is in use, by compare-exchange.
+ * Fill one page table of 4KiB SPTEs from the host's, on behalf of tdp_populate.c.  SPTEs
+ * are made by plain stores: in a new table, or aside, to be put into the holes of one that
+ * is in use, by compare-exchange.
  *
  * All SPTEs of a memslot that are alike but for the pfn are made from one template.
  * Host PTEs that it fits, i.e. nearly all, take some instructions each; the others
@@ -253,7 +253,7 @@ void tdp_restore_writable(const struct kvm_memory_slot *slot, u64 *sptep,
 }
 
 /* SPTEs that are made aside, on the stack, before they are put into holes. */
-#define NR_ASIDE	128
+#define NR_ASIDE	64
 
 /*
  * Fill the holes of @spt[0] to @spt[@nr - 1], of which the first page is @gfn.  Returns the
@@ -265,7 +265,7 @@ static unsigned int fill_some_holes(struct kvm_tdp_populate *p, struct kvm_mmu_p
 {
 	unsigned int nr_absent = 0, nr_new = 0, i = 0;
 	DECLARE_BITMAP(slow, NR_ASIDE) = {};
-	u64 sptes[NR_ASIDE], old_spte, spte;
+	u64 sptes[NR_ASIDE] __uninitialized, old_spte, spte;
 
 	while (i < nr && is_spte_complete(p->slot, READ_ONCE(spt[i])))
 		i++;
@@ -274,6 +274,8 @@ static unsigned int fill_some_holes(struct kvm_tdp_populate *p, struct kvm_mmu_p
 
 	for ( ; i < nr; i++) {
 		old_spte = READ_ONCE(spt[i]);
+		if (is_spte_complete(p->slot, old_spte))
+			continue;
 		if (is_shadow_present_pte(old_spte)) {
 			tdp_restore_writable(p->slot, &spt[i], old_spte);
 			continue;

@@ -615,9 +615,9 @@ nomem:
 
 /*
  * Link @sp, which is to map 4KiB pages, at the iterator's position, for a fault at @gfn,
- * which maps that page itself.  Map what the host has present of the others, which needs
- * no compare-exchanges as long as nobody sees @sp.  Call with mmu_lock held for read,
- * under RCU.  Returns what tdp_mmu_link_sp() does.
+ * which maps that page itself.  Fill it before, by plain stores, with what the host has
+ * present of the others.  Call with mmu_lock held for read, under RCU.  Returns what
+ * tdp_mmu_link_sp() does.
  */
 int kvm_tdp_populate_link(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 			  struct kvm_mmu_page *sp, gfn_t gfn)
@@ -627,34 +627,29 @@ int kvm_tdp_populate_link(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 	struct region r = {
 		.start = max(slot->base_gfn, iter->gfn),
 		.end = min(slot->base_gfn + slot->npages, iter->gfn + SPTE_ENT_PER_PAGE),
+		.leaf_level = PG_LEVEL_4K,
 	};
-	u64 absent;
 	int ret;
 
-	tdp_fill_begin(p);
-
-	if (scan_host(p, &r) &&
+	if (is_gfn_range_being_invalidated(p->kvm, r.start, r.end) ||
 	    tdp_host_check_vma(p, __gfn_to_hva_memslot(slot, r.start),
-			       __gfn_to_hva_memslot(slot, r.end - 1) + PAGE_SIZE) > 0)
-		r.installed = tdp_fill_table(p, sp, sp->spt, r.start, r.end);
+			       __gfn_to_hva_memslot(slot, r.end - 1) + PAGE_SIZE) <= 0)
+		return tdp_mmu_link_sp(p->kvm, iter, sp, true);
 
+	tdp_fill_begin(p);
+	r.installed = tdp_fill_table(p, sp, sp->spt, r.start, r.end);
 	r.installed -= is_shadow_present_pte(*own);
 	*own = SHADOW_NONPRESENT_VALUE;
 
 	ret = tdp_mmu_link_sp(p->kvm, iter, sp, true);
-	tdp_host_end(p);
 	if (ret)
 		return ret;
 
-	if (r.installed)
-		kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r.installed);
+	kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r.installed);
 	r.nr = r.end - r.start;
-	r.mapped = r.installed;
+	r.mapped = r.installed + 1;
 	finish_region(p, iter, &r, r.end);
-
-	absent = r.end - r.start - 1 - r.mapped;
-	if (absent)
-		count_absent(p, absent);
+	count_absent(p, r.end - r.start - r.mapped);
 	return 0;
 }
 
