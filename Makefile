@@ -18,7 +18,7 @@ run_options = $(if $(CPUS),--cpus $(CPUS)) $(if $(MEM),--mem $(MEM)) \
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@sed -n -e 's/^\([a-z]*\):.*## /  make \1\t/p' -e 's/^#: \([a-z-]*\) */    WHAT=\1\t/p' \
+	@sed -n -e '/^help:/d' -e 's/^\([a-z]*\):.*## /  make \1\t/p' -e 's/^#: \([a-z-]*\) */    WHAT=\1\t/p' \
 		Makefile | expand -t 22
 	@echo '  SERIES=7.3 with any of these is about Linux 7.3, not 6.12; KVER=RELEASE about one release'
 
@@ -31,7 +31,8 @@ demo: $(stamp) ## live-migrate a guest, Global TDP off and on [ARGS='--mode post
 check: $(stamp) ## run the series' tests on NPT but seven; two minutes [TESTS CHECKED=1]
 	@$(lab) check $(tests) $(checked)
 
-test: $(stamp) ## run every test; an hour [TESTS TESTS_OF=7.3 SEED=0x1 ARGS='--only npt']; or
+test: $(stamp) ## run the tests; 50 minutes [TESTS TESTS_OF=7.3 SEED=0x1 ARGS='--only npt']; or
+#: all         every test, on EPT and of both kernels, too; hours
 #: broken      break each promise in turn, see a test notice [ARGS='--only uffd']
 #: debug       the tests under lockdep, KASAN, kmemleak [DEBUG=kcsan BACKEND STOCK TESTS]
 #: cover       which lines of the series no test reaches; half an hour [TESTS]

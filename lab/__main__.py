@@ -107,10 +107,10 @@ def _docs(_: argparse.Namespace) -> int:
     return docs.build()
 
 
-def _only(part: str) -> Configure:
+def _suite(**chosen: object) -> Configure:
     def configure(command: argparse.ArgumentParser) -> None:
         suite.configure(command)
-        command.set_defaults(only=[part])
+        command.set_defaults(**chosen)
 
     return configure
 
@@ -130,6 +130,7 @@ def _clean(_: argparse.Namespace) -> None:
 
 WHATS: dict[str, dict[str, tuple[Configure, Target, str]]] = {
     "test": {
+        "all": (_suite(every=True), suite.run, "run all tests that there are, of all series"),
         "broken": (broken.configure, broken.run, "break each promise, see a test notice"),
         "debug": (debug.configure, debug.run, "run the series' tests in a debug kernel"),
         "cover": (cover.configure, cover.run, "show which lines of the series tests execute"),
@@ -143,8 +144,8 @@ WHATS: dict[str, dict[str, tuple[Configure, Target, str]]] = {
         "assigned": (assigned.configure, assigned.run, "run guests with an assigned drive"),
         "nvdimm": (nvdimm.configure, nvdimm.run, "run guests with an NVDIMM, cut the power"),
         "rust": (rust.configure, rust.run, "run the crate, its examples, a C program"),
-        "tools": (_only("tools"), suite.run, "run the bpftrace tools"),
-        "host-check": (_only("host"), suite.run, "run packaging/global-tdp-check"),
+        "tools": (_suite(only=["tools"]), suite.run, "run the bpftrace tools"),
+        "host-check": (_suite(only=["host"]), suite.run, "run packaging/global-tdp-check"),
     },
     "bench": {
         "bulk": (bulk.configure, bulk.run, "tell what many VMs at rest cost"),

@@ -3,18 +3,17 @@
 import argparse
 import io
 import re
-import sys
 import tempfile
 import threading
 import unittest
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from lab.check import compare, machines, report, suite, tests
+from lab.check import compare, machines, report, suite, tests, unit
 from lab.check.machines import Report
 from lab.check.outcome import Outcome, State, judge, must_run, tail
 from lab.check.report import Part
@@ -172,85 +171,77 @@ class Expected(unittest.TestCase):
         ):
             self.assertIs(self.found(name, machine, 0, output), state, (name, machine))
 
-    def test_each_is_of_a_test_and_of_what_some_machine_lacks(self) -> None:
-        for skip in (each for each in tests.SKIPS if VERSION in each.of):
-            text = selftests.source_of(f"x86_64/{skip.program}").read_text()
-            self.assertIn(skip.said.removeprefix("No /proc/thread-self/"), text)
-            self.assertTrue(any(skip.lack in lacking for lacking in tests.LACKS.values()))
-
     def test_each_that_is_named_is_there(self) -> None:
-        """Else it would be run no more, or not as it is to be."""
-        ours = {name for names in tests.ON_MACHINES.values() for name in names}
-        ours |= set(tests._IN_TURNS)
-        ours |= {
-            name for ways in tests._VARIANTS.values() for _, _, names in ways for name in names
-        }
-        ours |= {*tests._DELAYED, *tests._BY_PARAMETER, *tests._SECONDS}
-        names = {f"x86_64/global_tdp_{name}_test" for name in ours}
-        named = tests._ON_DISK | tests._ONLY_DELAYED | tests._ONLY_NPT | tests._NOT_EPT
-        names |= {f"x86_64/{name}" for name in named | tests._NOT_INNER}
-        names |= {*(run[0] for run in tests._MAPPED), *tests._PRIVATE}
-        for name in names:
+        """Else it would be run no more, or not as it is to be; and it says what may skip."""
+        data = tests.DATA
+        ours = {name for names in (tests._OURS | tests.ON_MACHINES).values() for name in names}
+        ours |= {name for parts in data["variants"].values() for name in parts}
+        ours.update(
+            *(data[key] for key in ("in_turns", "by_parameter", "delayed", "ept_parts"))
+        )
+        programs = {f"x86_64/global_tdp_{name}_test" for name in ours | {*tests._SECONDS}}
+        for name in programs | {*data["mapped"], *tests._PRIVATE}:
             self.assertTrue(selftests.source_of(name).exists(), name)
+        for name, skips in data["skips"].items():
+            text = selftests.source_of(f"x86_64/global_tdp_{name}_test").read_text()
+            for said, lack in skips.items():
+                self.assertIn(said.removeprefix("No /proc/thread-self/"), text)
+                self.assertTrue(any(lack in lacking for lacking in tests.LACKS.values()))
 
     def test_parts_of_the_suite_ask(self) -> None:
         """Whatever machine they boot."""
         skipped = judge("global_tdp_api_test", ended(4, "1..0 # SKIP - no KVM\n"))
         done = Report({skipped.name: skipped})
-        steps = (
-            suite._npt("global_tdp=0", [skipped.name]),
-            suite._ept(tests.every_on_ept, [skipped.name]),
-            suite._ept(lambda _: tests.ours(), [], "ept, 2 CPUs"),
-        )
-        chosen = mock.patch.object(tests, "ours", return_value=[Test(skipped.name, ())])
+        chosen = [Test(skipped.name, ())]
         with (
-            chosen,
-            mock.patch.object(tests, "on_machine", return_value=[Test(skipped.name, ())]),
-            mock.patch.object(tests, "tools"),
+            mock.patch.object(tests, "on_machine", return_value=chosen),
             mock.patch.object(suite.probes, "build"),
             mock.patch.object(machines, "on_npt", return_value=done),
             mock.patch.object(machines, "on_ept", return_value=done),
         ):
-            kind, tools = suite._kind("4level", [skipped.name]), suite._tools("global_tdp=1")
-            for step in (*steps, kind, tools):
-                part = Part("part")
-                step(part)
-                self.assertEqual([each.state for each in part.outcomes], [FAILED])
+            for found in (
+                suite._npt(lambda _: chosen, ["a"], suite.OFF),
+                suite._ept(lambda _: chosen, ["a"]),
+                suite._ept(lambda _: chosen, [], "ept, 2 CPUs"),
+                suite._kind("4level", ["a"]),
+                suite._inside("tools", lambda **_: chosen, suite.ON),
+            ):
+                self.assertEqual([each.state for each in found], [FAILED])
 
 
 class Chosen(unittest.TestCase):
     """What is run where, of programs that were built."""
 
     def setUp(self) -> None:
-        programs = [
-            "a_test",
-            "dirty_log_perf_test",
-            "dirty_log_test",
-            *(f"x86_64/{name}" for name in ("xen_vmcall_test", "smm_test", "hyperv_cpuid")),
-            *(f"x86_64/global_tdp_{name}_test" for name in ("api", "churn", "follow")),
-        ]
-        self.enterContext(mock.patch.object(selftests, "programs", return_value=programs))
         self.enterContext(redirect_stdout(io.StringIO()))
+        self.build("api", "churn", "dirty", "follow", "vma")
+
+    def build(self, *ours: str) -> None:
+        own = ["a_test", "dirty_log_perf_test", "dirty_log_test"]
+        own += [f"x86_64/{name}" for name in ("xen_vmcall_test", "smm_test", "hyperv_cpuid")]
+        programs = [*own, *(f"x86_64/global_tdp_{name}_test" for name in ours)]
+        self.enterContext(mock.patch.object(selftests, "programs", return_value=programs))
+
+    @staticmethod
+    def names(chosen: Sequence[Test]) -> list[str]:
+        return [test.name.replace("global_tdp_", "").replace("_test", "") for test in chosen]
 
     def test_whatever_is_not_known_to_be_of_cpus_is_of_memory(self) -> None:
-        first, perf, clear, ring, last = (test.name for test in tests.of_memory())
-        self.assertEqual([first, last], ["a_test", "smm_test"])
-        self.assertEqual(perf.partition(" ")[0], "dirty_log_perf_test")
+        first, perf, clear, ring, last = self.names(tests.of_memory())
+        self.assertEqual([first, perf.partition(" ")[0], last], ["a", "dirty_log_perf", "smm"])
         # Of the longest, one is left out.
-        self.assertIn("dirty_log_test -M clear-log", clear)
-        self.assertIn("dirty_log_test -M dirty-ring", ring)
+        self.assertIn("dirty_log -M clear-log", clear)
+        self.assertIn("dirty_log -M dirty-ring", ring)
 
     def test_churn_is_plain_on_another_machine(self) -> None:
         churn = "global_tdp_churn_test"
-        late = [test.name for test in tests.on_npt() if churn in test.name]
-        self.assertEqual(len(late), 1)
-        self.assertIn("late", late[0])
-        self.assertIn(churn, [test.name for test in tests.on_machine("4cpus")])
-        self.assertIn(churn, [test.name for test in tests.on_npt([churn])])
+        (late,) = (name for name in self.names(tests.on_npt()) if "churn" in name)
+        self.assertIn("late", late)
+        self.assertIn("churn", self.names(tests.on_machine("4cpus")))
+        self.assertIn("churn", self.names(tests.on_npt([churn])))
 
     def test_random_tests_have_another_seed_for_each_commit(self) -> None:
         """Or the one that is wanted; also where they are run late, or in another machine."""
-        churn = "global_tdp_churn_test"
         self.addCleanup(tests.seed.cache_clear)
         git = mock.Mock()
         git.commit.side_effect = ["0123abcdef", "4567abcdef"]
@@ -261,9 +252,9 @@ class Chosen(unittest.TestCase):
                 mock.patch.object(tests, "Git", return_value=git),
                 redirect_stdout(io.StringIO()) as out,
             ):
-                found = [*tests.on_npt([churn]), *tests.on_machine("4cpus")]
+                found = [*tests.on_npt(["global_tdp_churn_test"]), *tests.on_machine("4cpus")]
             self.assertIn(f"SEED={wanted}", out.getvalue())
-            of_churn = [test for test in found if churn in test.name]
+            of_churn = [test for test in found if "churn" in test.name]
             self.assertEqual(len(of_churn), 3)
             for test in of_churn:
                 self.assertEqual(test.argv[-2:], ("-s", wanted))
@@ -271,61 +262,44 @@ class Chosen(unittest.TestCase):
 
     def test_random_tests_take_a_seed(self) -> None:
         """And have no other one, e.g. of the process."""
-        for name in tests._RANDOM:
-            source = selftests.source_of(f"x86_64/{name}").read_text()
+        for name in tests._OURS["random"]:
+            source = selftests.source_of(f"x86_64/global_tdp_{name}_test").read_text()
             taken = re.search(r'getopt\(argc, argv, "[a-z:]*s:', source)
             self.assertTrue(taken, f"{name} takes no seed")
             for seed in re.findall(r"= new_\w+_random_state\((.*)\);", source):
                 self.assertRegex(seed, r"^(guest|kvm)_random_seed\b", name)
 
-    def test_the_inner_loop_runs_each_but_some_in_one_machine(self) -> None:
-        lanes = [[test.name for test in lane] for lane in tests.inner(3)]
-        self.assertEqual(lanes, [["global_tdp_follow_test"], ["global_tdp_api_test"], []])
+    def test_what_is_run_once_is_each_but_those_of_minutes(self) -> None:
+        """By machine; the inner loop is spared more."""
+        lanes = [self.names(lane) for lane in tests.inner(3)]
+        self.assertEqual(lanes, [["follow"], ["api"], ["dirty", "vma"]])
+        self.build("api", "churn", "manners")
+        names = [name for lane in tests.spread(2) for name in self.names(lane)]
+        self.assertCountEqual(names, ["api", "churn"])
 
-    def test_what_others_run_once_is_each_but_those_of_minutes(self) -> None:
-        wanted = [f"global_tdp_{name}_test" for name in ("api", "churn", "manners")]
-        programs = [f"x86_64/{name}" for name in wanted]
-        with mock.patch.object(selftests, "programs", return_value=programs):
-            names = [test.name for lane in tests.spread(2) for test in lane]
-        self.assertCountEqual(names, wanted[:2])
-
-    def test_bochs_is_spared_races_unless_they_are_wanted(self) -> None:
-        churn = "global_tdp_churn_test"
-        self.assertNotIn(churn, [test.name for test in tests.on_ept()])
-        self.assertIn("global_tdp_api_test", [test.name for test in tests.on_ept()])
-        self.assertIn(churn, [test.name for test in tests.on_ept([churn])])
-
-    def test_but_for_one_with_several_cpus(self) -> None:
-        """There, races are brief."""
+    def test_on_ept(self) -> None:
+        """Little, or all; races only by several CPUs, or if they are wanted."""
+        level = "level, EPT of 5 levels"
+        self.build("api", "churn", "dirty", "level", "notifier", "vma")
+        some, ring = [*self.names(tests.all_on_ept(every=False))], "dirty_log -M dirty-ring"
+        self.assertEqual(some.pop(-2).partition(" -I")[0], ring)
+        late = ["notifier, memory limit, eptad=0, traced"]
+        more = [*late, "api, allow_smaller_maxphyaddr=1, traced", "PML is on", level]
+        plain = ["api", "dirty, exact", "level", "notifier", "dirty, exact, eptad=0, traced"]
+        self.assertEqual(some, [*plain, *more])
+        every = self.names(tests.all_on_ept())
+        self.assertEqual(every[:5], ["api", "dirty", "level", "notifier", "vma"])
+        self.assertIn("dirty, eptad=0, traced", every)
+        self.assertIn("dirty_log -M dirty-log -i 3", every)
+        self.assertEqual(self.names(tests.no_ad()), late)
+        self.assertEqual(self.names(tests.on_ept(["global_tdp_churn_test"])), ["churn"])
         (churn,) = tests.in_turns(["global_tdp_churn_test"])
         self.assertEqual(churn.argv[-2], "-t")
-        with mock.patch.object(machines, "on_ept", return_value=Report()) as ran:
-            suite._ept(tests.in_turns, [], "ept, 2 CPUs", cpus=2, quantum=3)(Part("part"))
-        self.assertEqual(ran.call_args.kwargs, {"cpus": 2, "quantum": 3})
-        self.assertNotIn("CPU", tests.LACKS["ept, 2 CPUs"])
 
-    def test_newer_series_run_one_test_without_ad_bits(self) -> None:
-        programs = [f"x86_64/global_tdp_{name}_test" for name in ("notifier", "dirty")]
-        with mock.patch.object(selftests, "programs", return_value=programs):
-            names = [test.name for test in tests.no_ad()]
-        self.assertEqual(names, ["global_tdp_notifier_test, memory limit, eptad=0, traced"])
-
-    def test_what_is_run_with_other_parameters(self) -> None:
-        programs = [f"x86_64/global_tdp_{name}_test" for name in ("api", "populate", "nx")]
-        with mock.patch.object(selftests, "programs", return_value=programs):
-            names = [test.name for test in tests.variants("ept")]
-        self.assertEqual(
-            names,
-            [
-                "global_tdp_populate_test, eptad=0, traced",
-                "global_tdp_api_test, allow_smaller_maxphyaddr=1, traced",
-            ],
-        )
-
-    def test_parts_that_go_by_the_parameter(self) -> None:
-        follow = tests.by_parameter(["global_tdp_follow_test"])[0]
-        source = selftests.source_of("x86_64/global_tdp_follow_test")
-        self.assertEqual(source.read_text().count(f'{{ "{follow.argv[-1]}'), 1)
+    def test_parts_are_there(self) -> None:
+        for name, part in (("follow", "default"), ("dirty", "exact"), ("notifier", "memory")):
+            source = selftests.source_of(f"x86_64/global_tdp_{name}_test").read_text()
+            self.assertRegex(source, rf'"{part}', name)
 
 
 class Built(unittest.TestCase):
@@ -363,36 +337,61 @@ class Built(unittest.TestCase):
         self.assertEqual(selftests.programs(), ["a_test", "x86_64/b_test", "x86_64/smm"])
 
 
-class Order(unittest.TestCase):
-    """Of builds and machines."""
+class _Suite(unittest.TestCase):
+    """With steps that say what they do, and builders that build nothing."""
 
     def setUp(self) -> None:
         self.done: list[str] = []
-        for module in (suite.selftests, suite.restore):
+        scratch = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(mock.patch.object(suite, "BUILD", scratch))
+        for module in (suite.selftests, suite.restore, suite.modules):
             self.enterContext(mock.patch.object(module, "build"))
         self.enterContext(mock.patch.object(suite.tree, "ensure"))
-        self.enterContext(mock.patch.object(suite.tests, "ours"))
-        self.enterContext(redirect_stdout(io.StringIO()))
+        folder = selftests.source_of("x").parent
+        names = [path.stem for path in folder.glob("*_test.c")]
+        names += [f"x86_64/{path.stem}" for path in folder.glob("x86*/*_test.c")]
+        self.enterContext(mock.patch.object(selftests, "programs", return_value=sorted(names)))
+        self.enterContext(mock.patch.object(suite, "VERSIONS", (VERSION,)))
+        self.out = self.enterContext(redirect_stdout(io.StringIO()))
         self.enterContext(redirect_stderr(io.StringIO()))
         self.addCleanup(suite.runs.STOPPING.clear)
 
     def step(self, title: str, wait: threading.Event | None = None, **more: int) -> suite.Step:
-        def do(part: Part) -> None:
+        def do() -> list[Outcome]:
             if wait:
                 wait.wait(60)
             self.done.append(title)
-            part.outcomes.append(outcome(PASSED))
+            return [outcome(PASSED)]
 
         return suite.Step(title, do, **more)
+
+    def run_suite(self, *arguments: str, every: bool = False) -> int:
+        parser = argparse.ArgumentParser()
+        suite.configure(parser)
+        parser.set_defaults(every=every)
+        return suite.run(parser.parse_args(arguments))
+
+    def said(self) -> list[str]:
+        return [" ".join(line.split()) for line in self.out.getvalue().splitlines()]
+
+
+class Order(_Suite):
+    """Of builds and machines."""
 
     def run_all(self, steps: Sequence[suite.Step]) -> int:
         return report.show(suite._run(steps, build=True))
 
     def test_long_ones_go_on_while_those_with_assertions_are_built(self) -> None:
-        built = threading.Event()
-        steps = [self.step("checked", checked=True), self.step("long", built, minutes=7)]
+        """And early ones while everything is."""
+        built, early = threading.Event(), threading.Event()
+        steps = [
+            self.step("checked", checked=True),
+            self.step("long", built, minutes=7),
+            suite.Step("early", lambda: early.set() or [outcome(PASSED)], early=True),
+        ]
 
         def build(*, checked: bool = False) -> None:
+            self.assertTrue(early.wait(60))
             self.done.append(f"build, {checked}")
             if checked:
                 built.set()
@@ -404,10 +403,11 @@ class Order(unittest.TestCase):
 
     def test_a_step_that_runs_nothing_is_a_failure(self) -> None:
         """But if tests are named, which may be of other steps."""
-        steps = [self.step("one"), suite.Step("other", lambda part: None)]
-        with mock.patch.object(suite.modules, "build"):
-            self.assertEqual(self.run_all(steps), 1)
-            self.assertEqual(report.show(suite._run(steps, build=True, wanted=["a"])), 0)
+        steps = [self.step("one"), suite.Step("other", list)]
+        self.assertEqual(self.run_all(steps), 1)
+        self.assertEqual(
+            report.show(suite._run(steps, build=True, wanted=["global_tdp_api_test"])), 0
+        )
 
     def test_a_longer_one_with_assertions_goes_before_what_is_shorter(self) -> None:
         steps = [
@@ -415,70 +415,104 @@ class Order(unittest.TestCase):
             self.step("checked", checked=True, minutes=7),
             self.step("longest", minutes=9),
         ]
-        with (
-            mock.patch.object(suite.modules, "build"),
-            mock.patch.object(suite.os, "sched_getaffinity", return_value={0}),
-        ):
+        with mock.patch.object(suite.os, "sched_getaffinity", return_value={0}):
             self.assertEqual(self.run_all(steps), 0)
         self.assertEqual(self.done, ["longest", "checked", "shorter"])
 
     def test_lint_looks_at_what_was_built(self) -> None:
-        def build(*, checked: bool = False) -> None:
-            self.done.append("build")
-
-        def lint(part: Part) -> None:
-            self.done.append("lint")
-            part.outcomes.append(outcome(PASSED))
-
-        parser = argparse.ArgumentParser()
-        suite.configure(parser)
-        with (
-            mock.patch.object(suite.modules, "build", build),
-            mock.patch.object(suite, "_lint", lint),
-        ):
-            self.assertEqual(suite.run(parser.parse_args(["--only", "lint"])), 0)
+        suite.modules.build.side_effect = lambda **_: self.done.append("build")
+        lint = self.step("lint")
+        with mock.patch.object(suite, "_steps", return_value={"lint": [lint]}):
+            self.assertEqual(self.run_suite("--only", "lint"), 0)
         self.assertEqual(self.done, ["build", "lint"])
 
     def test_what_does_not_build_is_a_failure(self) -> None:
         stopping = suite.runs.STOPPING
         steps = [self.step("short", checked=True), self.step("long", stopping, minutes=7)]
         wrong = LabError("no compiler")
-        with mock.patch.object(suite.modules, "build", side_effect=wrong):
-            self.assertEqual(self.run_all(steps), 1)
+        suite.modules.build.side_effect = wrong
+        self.assertEqual(self.run_all(steps), 1)
         self.assertEqual(self.done, [])
         stopping.clear()
-        with mock.patch.object(suite.modules, "build", side_effect=(None, wrong)):
-            self.assertEqual(self.run_all(steps), 1)
+        suite.modules.build.side_effect = (None, wrong)
+        self.assertEqual(self.run_all(steps), 1)
         self.assertEqual(self.done, ["long"])
 
 
-class Newer(unittest.TestCase):
-    """Another series' tests, by a process of its own, after those of this one."""
+class Whole(_Suite):
+    """Each test of the tree, or of the series, is run, or it is said that it is not."""
 
     def setUp(self) -> None:
-        build = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.enterContext(mock.patch.object(suite, "BUILD", build))
+        super().setUp()
+        self.enterContext(mock.patch.object(suite, "_lint", return_value=[outcome(PASSED)]))
+        self.enterContext(mock.patch.object(unit, "run", return_value=[outcome(PASSED)]))
+        self.enterContext(mock.patch.object(suite.probes, "build"))
+        for where in ("on_npt", "on_ept"):
+            self.enterContext(mock.patch.object(machines, where, self.passing))
+
+    def passing(self, _: str, chosen: Sequence[Test], *__: object, **___: object) -> Report:
+        names = [test.name for test in chosen]
+        self.done += names
+        return Report({name: Outcome(name, PASSED) for name in names})
+
+    def test_whatever_make_test_does_is_done_with_what_was_moved(self) -> None:
+        self.assertEqual(self.run_suite(), 0)
+        some, self.done = set(self.done), []
+        self.assertEqual(self.run_suite(every=True), 0)
+        # The whole of a test instead of a part.
+        self.assertEqual(
+            {name.split()[1] for name in some - set(self.done)}, {"exact", "exact,"}
+        )
+        for name in ("dirty_log_test -M dirty-log -i 3", "smm_test", "xen_vmcall_test"):
+            self.assertEqual((name in some, name in self.done), (name == "smm_test", True))
+
+    def test_one_that_is_in_no_part(self) -> None:
+        """Of the series, or of the kernel, where all are run."""
+        delayed = {name: how for name, how in tests.DATA["delayed"].items() if name != "churn"}
+        series = (
+            mock.patch.dict(tests.DATA, delayed=delayed),
+            mock.patch.dict(tests.ON_MACHINES, {"4level": ["giant"], "4cpus": ["dirty"]}),
+            mock.patch.dict(tests.DATA["in_turns"], clear=True, nx=""),
+        )
+        kernel = (mock.patch.object(suite.compare, "judge", return_value=[outcome(PASSED)]),)
+        for less, every, status in (
+            (series, False, 1),
+            (series, True, 1),
+            (kernel, False, 0),
+            (kernel, True, 1),
+        ):
+            with ExitStack() as stack:
+                for each in less:
+                    stack.enter_context(each)
+                self.assertEqual(self.run_suite(every=every), status, (less, every))
+            if status:
+                self.assertIn("in no part", self.out.getvalue())
+
+
+class Newer(_Suite):
+    """Another series' tests, by a process of its own, beside those of this one."""
+
+    def setUp(self) -> None:
+        super().setUp()
         self.enterContext(mock.patch.object(suite, "VERSIONS", (VERSION, "9.9")))
         self.enterContext(mock.patch.object(suite.os, "geteuid", return_value=0))
-        self.enterContext(redirect_stderr(io.StringIO()))
-        self.said: list[list[str]] = []
+        steps = {"npt": [self.step("own")]}
+        self.enterContext(mock.patch.object(suite, "_steps", return_value=steps))
+        self.enterContext(mock.patch.object(suite, "_all_of", return_value=Part("whole")))
+        self.asked: list[list[str]] = []
 
-    def run_it(self, *arguments: str, ends: Callable[[list[str]], int]) -> tuple[int, str]:
-        """Return the status and what is printed; `ends` is what other processes end with."""
+    def run_it(
+        self, *arguments: str, ends: Callable[[list[str]], int], every: bool = False
+    ) -> int:
+        """Return the status; `ends` is what other processes end with."""
 
-        def other(version: str, command: Sequence[str]) -> int:
+        def other(version: str, command: Sequence[str], _: float = 0) -> int:
             self.assertEqual(version, "9.9")
-            self.said.append([*command])
-            return ends(self.said[-1])
+            self.asked.append([*command])
+            return ends(self.asked[-1])
 
-        parser = argparse.ArgumentParser()
-        suite.configure(parser)
-        with (
-            mock.patch.object(suite, "_other", other),
-            mock.patch.object(suite, "_run", return_value=[Part("own", [outcome(PASSED)])]),
-            redirect_stdout(io.StringIO()) as out,
-        ):
-            return suite.run(parser.parse_args(arguments)), out.getvalue()
+        with mock.patch.object(suite, "_other", other):
+            return self.run_suite(*arguments, every=every)
 
     @staticmethod
     def telling(status: int, *outcomes: Outcome) -> Callable[[list[str]], int]:
@@ -496,24 +530,28 @@ class Newer(unittest.TestCase):
             Outcome("c", SKIPPED),
             Outcome("d", FAILED, reason="late", output="log"),
         )
-        status, said = self.run_it(ends=self.telling(1, *found))
-        self.assertEqual(status, 1)
-        self.assertIn("Linux 9.9: npt: 1 passed", said)
+        self.assertEqual(self.run_it(ends=self.telling(1, *found)), 1)
+        said = self.said()
         self.assertIn("failed: Linux 9.9: npt: d", said)
-        self.assertEqual(said.splitlines()[-1], "2 passed, 1 failed, 1 skipped")
-        self.assertEqual(sum("passed, " in line for line in said.splitlines()), 1)
+        self.assertEqual(said[-1], "2 passed, 1 failed, 1 skipped")
+        self.assertEqual(sum("passed, " in line for line in said), 1)
         # Before that, each kind apart.
         for line in ("own 1 0 0", "Linux 9.9: npt 1 1 1"):
-            self.assertIn(line, [" ".join(each.split()) for each in said.splitlines()])
-        self.assertEqual(self.said[0], ["sh", "lab/setup.sh"])
+            self.assertIn(line, said)
+        self.assertEqual(self.asked[0], ["sh", "lab/setup.sh"])
+
+    def test_parts_of_it_or_all(self) -> None:
+        for every in (False, True):
+            self.run_it(ends=self.telling(0, outcome(PASSED)), every=every)
+            self.assertEqual("all" in self.asked[-1], every)
+            self.assertEqual("--only" in self.asked[-1], not every)
 
     def test_its_sources_are_prepared_beside_this_ones(self) -> None:
         """Each waits for the other here; both are there before any test is run."""
         begun, done = threading.Event(), threading.Event()
 
-        def other(version: str, command: Sequence[str]) -> int:
+        def tree(_: Sequence[str]) -> int:
             begun.set()
-            self.said.append([*command])
             return int(not done.wait(60))
 
         def ensure() -> None:
@@ -521,24 +559,15 @@ class Newer(unittest.TestCase):
                 raise LabError("one after the other")
             done.set()
 
-        def unit(part: Part) -> None:
-            self.assertEqual(self.said[-1][-1], "tree")
-            part.outcomes.append(outcome(PASSED))
+        def unit() -> list[Outcome]:
+            self.assertEqual(self.asked[-1][-1], "tree")
+            return [outcome(PASSED)]
 
-        for module in (suite.selftests, suite.restore, suite.modules):
-            self.enterContext(mock.patch.object(module, "build"))
-        self.enterContext(mock.patch.object(suite.tests, "ours"))
-        parser = argparse.ArgumentParser()
-        suite.configure(parser)
-        with (
-            mock.patch.object(suite.tree, "ensure", ensure),
-            mock.patch.object(suite, "_unit", unit),
-            mock.patch.object(suite, "_newer", return_value=[]),
-            mock.patch.object(suite, "_other", other),
-            redirect_stdout(io.StringIO()) as out,
-        ):
-            args = parser.parse_args(["--only", "unit", "--only", "newer"])
-            self.assertEqual(suite.run(args), 0, out.getvalue())
+        suite._steps.return_value = {"unit": [suite.Step("unit", unit, early=True)]}
+        suite.tree.ensure.side_effect = ensure
+        with mock.patch.object(suite, "_newer", return_value=[outcome(PASSED)]):
+            status = self.run_it("--only", "unit", "--only", "newer", ends=tree)
+        self.assertEqual(status, 0, self.out.getvalue())
 
     def test_what_does_not_fit_is_a_failure(self) -> None:
         """It says nothing, or another thing than its status."""
@@ -549,37 +578,35 @@ class Newer(unittest.TestCase):
             (self.telling(1, passed), 2),
             (self.telling(0, passed, outcome(FAILED)), 2),
         ):
-            status, said = self.run_it(ends=ends)
-            self.assertEqual(status, 1)
-            self.assertRegex(said.splitlines()[-1], f"^{count} passed, [12] failed")
+            self.assertEqual(self.run_it(ends=ends), 1)
+            self.assertRegex(self.said()[-1], f"^{count} passed, [12] failed")
 
     def test_what_keeps_it_is_known_before(self) -> None:
         """A Debian that has it no more ends with 1, too: it is not to vanish unseen."""
         for user in (0, 1):
-            self.said.clear()
+            self.asked.clear()
             with mock.patch.object(suite.os, "geteuid", return_value=user):
-                status, said = self.run_it(ends=lambda _: 1)
-            self.assertEqual(status, 1)
-            last = report.last_line(Counter({PASSED: 1, FAILED: 1}))
-            self.assertEqual(said.splitlines()[-1], last)
-            self.assertEqual(len(self.said), int(not user))
+                self.assertEqual(self.run_it(ends=lambda _: 1), 1)
+            self.assertEqual(self.said()[-1], report.last_line(Counter({PASSED: 1, FAILED: 1})))
+            self.assertEqual(len(self.asked), int(not user))
 
     def test_it_is_left_out_if_that_is_asked_for(self) -> None:
-        for arguments in (("--only", "npt"), ("--tests", "a_test"), ("--without", "newer")):
-            self.assertEqual(self.run_it(*arguments, ends=lambda _: 1)[0], 0)
-        self.assertEqual(self.said, [])
+        for arguments in (
+            ("--only", "npt"),
+            ("--tests", "global_tdp_api_test"),
+            ("--without", "newer"),
+        ):
+            self.assertEqual(self.run_it(*arguments, ends=lambda _: 1), 0)
+        self.assertEqual(self.asked, [])
 
     def test_outcomes_are_written_with_the_status(self) -> None:
         path = suite.BUILD / "outcomes"
         for state in (PASSED, FAILED):
-            with mock.patch.object(suite, "VERSIONS", (VERSION,)):
-                parts = [Part("own", [outcome(state)])]
-                parser = argparse.ArgumentParser()
-                suite.configure(parser)
-                with mock.patch.object(suite, "_run", return_value=parts):
-                    args = parser.parse_args(["--outcomes", str(path)])
-                    self.assertEqual(suite.run(args), int(state is FAILED))
-            self.assertEqual(report.load(path), parts)
+            step = suite.Step("own", lambda state=state: [outcome(state)])
+            suite._steps.return_value = {"npt": [step]}
+            status = self.run_it("--only", "npt", "--outcomes", str(path), ends=lambda _: 1)
+            self.assertEqual(status, int(state is FAILED))
+            self.assertEqual(report.load(path)[0].outcomes, [outcome(state)])
 
 
 class Died(unittest.TestCase):
@@ -842,78 +869,65 @@ class Show(unittest.TestCase):
         self.assertEqual(report.last_line(Counter()), "0 passed, 0 failed, 0 skipped")
 
 
-class Recorder(unittest.TestCase):
-    """Failures of unit tests are told as such, wherever they happen."""
+_UNIT_TESTS = """
+import sys
+import unittest
 
-    def _states(self, case: type[unittest.TestCase]) -> list[State]:
-        part = Part("unit tests")
-        loaded = unittest.defaultTestLoader.loadTestsFromTestCase(case)
-        with mock.patch.object(unittest.defaultTestLoader, "discover", return_value=loaded):
-            suite._unit(part)
-        return [outcome.state for outcome in part.outcomes]
+class Case(unittest.TestCase):
+    def test_failing(self):
+        print("the reason")
+        self.fail()
 
-    def test_a_failed_sub_test_is_a_failure(self) -> None:
-        """Of the test that it is a part of."""
+    def test_printing(self):
+        print("the machine stands still", file=sys.stderr)
 
-        class Case(unittest.TestCase):
-            def test_it(self) -> None:
-                with self.subTest("a"):
-                    self.fail()
+    @unittest.skip("not of this series")
+    def test_skipped(self):
+        pass
 
-        self.assertEqual(self._states(Case), [State.FAILED])
+    def test_sub_failing(self):
+        with self.subTest("a"):
+            self.fail()
+        with self.subTest("b"):
+            self.skipTest("not there")
 
-    def test_a_skip_is_no_pass(self) -> None:
-        @unittest.skip("not of this series")
-        class Case(unittest.TestCase):
-            def test_it(self) -> None:
-                pass
+    def test_sub_skipped(self):
+        with self.subTest("a"):
+            self.skipTest("not there")
 
-            @unittest.skip("")
-            def test_another(self) -> None:
-                pass
+class Failing(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        raise OSError
 
-        class Part(unittest.TestCase):
-            def test_it(self) -> None:
-                with self.subTest("a"):
-                    self.skipTest("not there")
+    def test_it(self):
+        pass
+"""
 
-        self.assertEqual(self._states(Case), [State.SKIPPED, State.SKIPPED])
-        self.assertEqual(self._states(Part), [State.SKIPPED])
 
-    def test_what_they_print_is_shown_if_they_fail(self) -> None:
-        """Else it would be taken for something that happens."""
+class Unit(unittest.TestCase):
+    """What comes of unit tests is told as such, wherever it happens."""
 
-        class Case(unittest.TestCase):
-            def test_it(self) -> None:
-                print("the machine stands still")
-                print("the machine stands still", file=sys.stderr)
+    def found(self, text: str) -> dict[str, Outcome]:
+        with tempfile.TemporaryDirectory() as scratch:
+            Path(scratch, "test_it.py").write_text(text)
+            with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
+                outcomes = unit.run(Path(scratch))
+        self.assertEqual(out.getvalue(), "")
+        return {each.name.rpartition(".")[2]: each for each in outcomes}
 
-            def test_failing(self) -> None:
-                print("the reason")
-                self.fail()
+    def test_states(self) -> None:
+        found = self.found(_UNIT_TESTS)
+        states = {name: each.state for name, each in found.items()}
+        wrong = dict.fromkeys(("test_failing", "test_sub_failing", "test_it"), FAILED)
+        left = dict.fromkeys(("test_skipped", "test_sub_skipped"), SKIPPED)
+        self.assertEqual(states, wrong | left | {"test_printing": PASSED})
+        self.assertEqual(found["test_skipped"].reason, "not of this series")
+        self.assertIn("the reason", found["test_failing"].output)
 
-        part = Part("unit tests")
-        loaded = unittest.defaultTestLoader.loadTestsFromTestCase(Case)
-        with (
-            mock.patch.object(unittest.defaultTestLoader, "discover", return_value=loaded),
-            redirect_stdout(io.StringIO()) as out,
-            redirect_stderr(out),
-        ):
-            suite._unit(part)
-        self.assertNotIn("stands still", out.getvalue())
-        failing, passing = part.outcomes
-        self.assertIn("the reason", failing.output)
-        self.assertIs(passing.state, State.PASSED)
-
-    def test_a_class_that_fails_is_a_failure(self) -> None:
-        """Though no test of it has begun."""
-
-        class Case(unittest.TestCase):
-            @classmethod
-            def setUpClass(cls) -> None:
-                raise OSError
-
-            def test_it(self) -> None:
-                pass
-
-        self.assertEqual(self._states(Case), [State.FAILED])
+    def test_what_can_not_be_read_is_a_failure(self) -> None:
+        (found,) = self.found("import nothing_such").values()
+        self.assertEqual(found.state, FAILED)
+        self.assertEqual(
+            self.found("def test_a():\n    import os; os._exit(0)")["test_a"].state, FAILED
+        )

@@ -38,7 +38,7 @@ FOR_ONE = {
 
 _DEBUG = "test debug"
 TARGETS = (
-    *("test", "test broken", "test cover", "test model"),
+    *("test", "test all", "test broken", "test cover", "test model"),
     *(f"{_DEBUG} {kind} {backend}" for kind in debug.KINDS for backend in debug.BACKENDS),
     *("test stress", "test fuzz", "test bisect", "demo"),
     *(f"test {name}" for name in ("package", "qemu", "assigned", "nvdimm", "rust")),

@@ -2,21 +2,20 @@
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 import traceback
-import unittest
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from io import StringIO
 from pathlib import Path
 
-from lab.check import compare, machines, report, sparse, tests
+from lab.check import compare, machines, report, sparse, tests, unit
 from lab.check.machines import Report
 from lab.check.outcome import Outcome, State, must_run
 from lab.check.report import Part
@@ -33,8 +32,8 @@ PARTS = ("lint", "unit", "once", "npt", "no-ad", "ept", "tools", "host", "stock"
 ASKED_FOR = ("once", "no-ad", "tools", "host")
 """Parts that only run if named: make test WHAT=tools, WHAT=host-check; and parts of others."""
 OF_NEWER = ("lint", "unit", "once", "no-ad")
-"""Those that are run of newer series, too, which others may have to wait for."""
-_NEWER_SECONDS = 2700
+"""Those that are run of newer series, too; WHAT=all runs all."""
+_NEWER_SECONDS = 7200
 
 OFF, ON = "global_tdp=0", "global_tdp=1"
 SHARED = "shared_mmu_lock=1"
@@ -47,19 +46,18 @@ _EPT_SECONDS = 2400
 _EPT_TIMEOUT = 60
 """Seconds of the guest, of which one takes Bochs up to eight."""
 
-Do = Callable[[Part], None]
-Spread = Callable[[int], list[list[Test]]]
-"""Tests, by machine, for so many machines."""
+Do = Callable[[], Sequence[Outcome | Part]]
+Choose = Callable[[Sequence[str]], list[Test]]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What makes a part of the report."""
+    """What makes a part of the report, or several."""
 
     title: str
     do: Do
-    alone: bool = False
-    """True: it may change what all share in a process, and needs no more than the sources."""
+    early: bool = False
+    """True: it needs no more than the sources, and runs while the rest is built."""
 
     checked: bool = False
     """True: it takes modules with assertions, which are built while others run already."""
@@ -70,21 +68,18 @@ class Step:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the whole suite."""
-    parser.add_argument(
-        "--only",
-        choices=PARTS,
-        action="append",
-        metavar="PART",
-        help=f"leave out other parts than this one: {', '.join(PARTS)}",
-    )
+    text = f"leave out other parts than this one: {', '.join(PARTS)}"
+    add = partial(parser.add_argument, choices=PARTS, action="append", metavar="PART")
+    add("--only", help=text)
     text = "leave out this one: newer series, e.g., if Debian has their kernel no more"
-    parser.add_argument(
-        "--without", choices=PARTS, action="append", default=[], metavar="PART", help=text
-    )
+    add("--without", default=[], help=text)
     parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
     parser.add_argument("--no-build", action="store_true", help="take what is built")
+    text = "machines side by side, default %(default)s"
+    parser.add_argument("--lanes", type=int, default=_LANES, metavar="N", help=text)
     text = "write what came of it there, for another process to show"
     parser.add_argument("--outcomes", type=Path, metavar="FILE", help=text)
+    parser.set_defaults(every=False)
 
 
 def configure_check(parser: argparse.ArgumentParser) -> None:
@@ -98,44 +93,9 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite; 1 if anything failed."""
-    wanted = args.tests.split()
-    steps = {
-        "lint": [Step("lint", _lint)],
-        "unit": [Step("unit tests of the lab", _unit, alone=True)],
-        "once": _once(tests.spread, wanted, checked=True),
-        "npt": [
-            Step(f"series' tests, NPT, {OFF}", _npt(OFF, wanted)),
-            Step(
-                f"series' tests, NPT, {ON}, {_CHECKED}",
-                _npt(ON, wanted, checked=True),
-                checked=True,
-                minutes=10,
-            ),
-            *(
-                Step(
-                    f"series' tests, NPT, {ON}, {_CHECKED}, machine {kind}",
-                    _kind(kind, wanted),
-                    checked=True,
-                )
-                for kind in tests.ON_MACHINES
-            ),
-        ],
-        "no-ad": [Step(f"series' tests, EPT, {ON}, no A/D bits", _ept(tests.no_ad, wanted))],
-        "ept": [
-            Step(f"series' tests, EPT, {ON}", _ept(tests.every_on_ept, wanted), minutes=14),
-            Step(
-                f"series' tests, EPT, {ON}, 2 CPUs",
-                _ept(tests.in_turns, wanted, "ept, 2 CPUs", cpus=2, quantum=3),
-                minutes=4,
-            ),
-        ],
-        "tools": [Step(f"bpftrace tools, {name}", _tools(name)) for name in (STOCK, ON)],
-        "host": [Step(f"host check, {name}", _host(name)) for name in (STOCK, OFF)],
-        "stock": _own_tests(),
-    }
+    wanted, every = args.tests.split(), args.every
     asked = args.only or [name for name in PARTS if name not in ASKED_FOR]
     only = [name for name in asked if name not in args.without]
-    chosen = [step for name in steps if name in only for step in steps[name]]
     newer = VERSIONS[VERSIONS.index(VERSION) + 1 :] if NEWER in only else ()
     if wanted and not args.only:
         newer = ()
@@ -143,17 +103,24 @@ def run(args: argparse.Namespace) -> int:
     # What keeps them from being run is not to be found out in half an hour.
     with ThreadPoolExecutor(len(VERSIONS)) as pool:
         kept = {version: pool.submit(_kept_from, version, build=build) for version in newer}
-        beside = [*kept.values()]
-        parts = [*_run(chosen, build=build, wanted=wanted, beside=beside)] if chosen else []
+        known = _steps(wanted, every=every, lanes=args.lanes)
+        known[NEWER] = [
+            Step(f"Linux {version}", partial(_newer, version, args, job), early=True)
+            for version, job in kept.items()
+        ]
+        chosen = [step for name in known if name in only for step in known[name]]
+        parts = _run(
+            chosen, build=build, wanted=wanted, beside=[*kept.values()], lanes=args.lanes
+        )
+    if not wanted and not args.without and not report.count(parts)[State.FAILED]:
+        if every and not args.only:
+            parts.append(_all_of(tests.stock() + tests.ours(), parts))
+        elif "npt" in only:
+            parts.append(_all_of(tests.ours(), parts))
     if args.outcomes:
         report.save(args.outcomes, parts)
         return report.status(report.count(parts))
     report.tell(parts)
-    for version, job in kept.items():
-        title, why = f"Linux {version}", job.result()
-        more = [Part(title, [why])] if why else _newer(version, args)
-        report.tell(more)
-        parts += more
     report.sum_up(parts)
     return report.end(report.count(parts))
 
@@ -165,8 +132,55 @@ def check(args: argparse.Namespace) -> int:
     parameters, too.
     """
     wanted = args.tests.split()
-    steps = _once(tests.inner, wanted, checked=args.checked)
+    steps = _once(tests.inner, wanted, _LANES, checked=args.checked)
     return report.show(_run(steps, build=True, wanted=wanted))
+
+
+def _steps(wanted: Sequence[str], *, every: bool, lanes: int) -> dict[str, list[Step]]:
+    """Return the steps of all parts but newer series."""
+    ept = f"series' tests, EPT, {ON}"
+    npt, checked = f"series' tests, NPT, {ON}, {_CHECKED}", {"checked": True}
+    on_ept = partial(tests.all_on_ept, every=every)
+    # What is the same for each series was run for the oldest.
+    units = partial(unit.run, every=every or VERSIONS[0] == VERSION)
+    return {
+        "lint": [Step("lint", _lint)],
+        "unit": [Step("unit tests of the lab", units, early=True)],
+        "once": _once(tests.spread, wanted, lanes, checked=True),
+        "npt": [
+            Step(f"series' tests, NPT, {OFF}", partial(_npt, tests.by_parameter, wanted, OFF)),
+            Step(npt, partial(_npt, tests.on_npt, wanted, **checked), minutes=20, **checked),
+            *(
+                Step(f"{npt}, machine {kind}", partial(_kind, kind, wanted), **checked)
+                for kind in tests.ON_MACHINES
+            ),
+        ],
+        "no-ad": [Step(f"{ept}, no A/D bits", partial(_ept, tests.no_ad, wanted))],
+        "ept": [
+            Step(ept, partial(_ept, on_ept, wanted), minutes=19),
+            Step(
+                f"{ept}, 2 CPUs",
+                partial(_ept, tests.in_turns, wanted, "ept, 2 CPUs", cpus=2, quantum=3),
+                minutes=7,
+            ),
+        ],
+        "tools": [
+            Step(f"bpftrace tools, {name}", partial(_inside, "tools", tests.tools, name))
+            for name in (STOCK, ON)
+        ],
+        "host": [Step(f"host check, {name}", partial(_host, name)) for name in (STOCK, OFF)],
+        "stock": _own_tests(every=every),
+    }
+
+
+def _all_of(wanted: Sequence[Test], parts: Sequence[Part]) -> Part:
+    """Return whether each program of these tests is in some part, if only as left out."""
+    names = (outcome.name for part in parts for outcome in part.outcomes)
+    known = {re.split("[ ,]", name)[0] for name in names}
+    missing = sorted({test.name.split()[0] for test in wanted} - known)
+    state = State.FAILED if missing else State.PASSED
+    reason = f"in no part: {' '.join(missing)}" if missing else ""
+    return Part("whole", [Outcome("each test of the tree is in a part", state, reason=reason)])
 
 
 def _run(
@@ -175,20 +189,26 @@ def _run(
     build: bool,
     wanted: Sequence[str] = (),
     beside: Sequence[Future[object]] = (),
-) -> Sequence[Part]:
+    lanes: int = _LANES,
+) -> list[Part]:
     """Build and do the steps, the longest first, those that find all built before others.
 
     Sources are unpacked and committed `beside` those of others, by one CPU each.
     """
     building = Part("build")
-    parts = {step.title: Part(step.title) for step in steps}
+    parts = {step.title: [Part(step.title)] for step in steps}
 
     def do(step: Step) -> None:
-        if not runs.STOPPING.is_set():
-            with _part(parts[step.title]) as part:
-                step.do(part)
-                if not part.outcomes and not wanted:
-                    raise LabError("nothing was run")
+        if runs.STOPPING.is_set():
+            return
+        found: Sequence[Outcome | Part] = ()
+        with _part(parts[step.title][0]) as part:
+            found = step.do()
+            if not found and not wanted:
+                raise LabError("nothing was run")
+            part.outcomes += [each for each in found if isinstance(each, Outcome)]
+        if more := [each for each in found if isinstance(each, Part)]:
+            parts[step.title] = more
 
     def built(*builders: Callable[[], object]) -> bool:
         with _part(building):
@@ -196,35 +216,31 @@ def _run(
                 builder()
         return not building.outcomes
 
-    # Those look at it, too.
+    # All look at it.
     ready = not build or built(tree.ensure)
-    # Unit tests change what all threads share.
     wait(beside)
-    if not ready:
-        return [building, *parts.values()]
-    for step in steps:
-        if step.alone:
-            do(step)
-    inorder = sorted(
-        (step for step in steps if not step.alone),
-        key=lambda step: -step.minutes,
-    )
-    checks = any(step.checked for step in inorder)
-    lanes = min(_LANES, len(os.sched_getaffinity(0)))
+    lanes = min(lanes, len(os.sched_getaffinity(0)))
+    early = [step for step in steps if step.early]
+    inorder = sorted((step for step in steps if not step.early), key=lambda step: -step.minutes)
     # As many as there is room for: what waits is taken in order.
     first = [step for step in inorder if step.minutes and not step.checked][:lanes]
+    later = [step for step in inorder if step not in first]
     with ThreadPoolExecutor(lanes) as pool:
-        ready = built(
-            selftests.build, partial(tests.ours, wanted), restore.build, modules.build
+        jobs = [pool.submit(do, step) for step in early if ready]
+        ready = ready and (
+            not inorder
+            or built(selftests.build, partial(tests.ours, wanted), restore.build, modules.build)
         )
-        jobs = [pool.submit(do, step) for step in first if ready]
-        ready = ready and (not checks or built(partial(modules.build, checked=True)))
+        jobs += [pool.submit(do, step) for step in first if ready]
+        if any(step.checked for step in later):
+            ready = ready and built(partial(modules.build, checked=True))
         if not ready:
             runs.STOPPING.set()
-        jobs += [pool.submit(do, step) for step in inorder if ready and step not in first]
+        jobs += [pool.submit(do, step) for step in later if ready]
         for job in jobs:
             job.result()
-    return [*([] if ready else [building]), *parts.values()]
+    failed = [] if ready else [building]
+    return [*failed, *(part for step in steps for part in parts[step.title])]
 
 
 @contextmanager
@@ -244,53 +260,18 @@ def _part(part: Part) -> Iterator[Part]:
     part.seconds = time.monotonic() - began
 
 
-def _lint(part: Part) -> None:
+def _lint() -> list[Outcome]:
     command = [VENV_BIN / "ruff", "check", "--no-cache", "lab", "tests"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    state = State.FAILED if done.returncode else State.PASSED
-    part.outcomes.append(Outcome("ruff check", state, output=done.stdout + done.stderr))
-    wrong = copies.wrong()
-    state = State.FAILED if wrong else State.PASSED
-    part.outcomes.append(Outcome("copies of the new files", state, reason=wrong))
-    reasons = sparse.judge(sparse.list_new())
-    state = State.FAILED if reasons else State.PASSED
-    part.outcomes.append(Outcome("sparse", state, output="\n".join(reasons)))
-
-
-def _unit(part: Part) -> None:
-    suite = unittest.defaultTestLoader.discover(str(ROOT / "tests"), top_level_dir=str(ROOT))
-    # Who reads along would take what they print for something that happens.
-    runner = unittest.TextTestRunner(stream=StringIO(), resultclass=_Recorder, buffer=True)
-    result = runner.run(suite)
-    assert isinstance(result, _Recorder)
-    part.outcomes += result.outcomes
-    if not result.wasSuccessful() and all(o.state is not State.FAILED for o in result.outcomes):
-        # E.g. of a class as a whole, which belongs to no test.
-        output = "\n".join(text for _, text in (*result.failures, *result.errors))
-        part.outcomes.append(Outcome("what is no test's own", State.FAILED, output=output))
-
-
-class _Recorder(unittest.TextTestResult):
-    """Keeps what came of each unit test."""
-
-    def __init__(self, *args: object, **options: object) -> None:
-        super().__init__(*args, **options)
-        self.outcomes: list[Outcome] = []
-
-    def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
-        """Note what is known of the test by now."""
-        super().stopTest(test)
-        # What a subTest leaves is one of its own, which knows the test.
-        wrong = [
-            text
-            for failed, text in (*self.failures, *self.errors)
-            if getattr(failed, "test_case", failed) is test
-        ]
-        skips = [why for of, why in self.skipped if getattr(of, "test_case", of) is test]
-        why = "; ".join(skips)
-        state = State.FAILED if wrong else State.SKIPPED if skips else State.PASSED
-        name = test.id().removeprefix("tests.")
-        self.outcomes.append(Outcome(name, state, reason=why, output="\n".join(wrong)))
+    found = {
+        "ruff check": f"{done.stdout}{done.stderr}" if done.returncode else "",
+        "copies of the new files": copies.wrong(),
+        "sparse": "\n".join(sparse.judge(sparse.list_new())),
+    }
+    return [
+        Outcome(name, State.FAILED if wrong else State.PASSED, reason=wrong)
+        for name, wrong in found.items()
+    ]
 
 
 def _kept_from(version: str, *, build: bool) -> Outcome | None:
@@ -306,166 +287,154 @@ def _kept_from(version: str, *, build: bool) -> Outcome | None:
     return Outcome(f"Linux {version}", State.FAILED, reason=hint) if reason else None
 
 
-def _newer(version: str, args: argparse.Namespace) -> list[Part]:
-    """Run some of another series; a part of its own says what came of the whole."""
-    whole = Part(f"Linux {version}")
+def _newer(
+    version: str, args: argparse.Namespace, kept: Future[Outcome | None]
+) -> list[Outcome | Part]:
+    """Run some of another series, or all: in a process of its own, which has one lane."""
+    if why := kept.result():
+        return [why]
     outcomes = BUILD / f"outcomes-{version}-{os.getpid()}.json"
-    only = [word for name in OF_NEWER for word in ("--only", name)]
-    options = [*only, *["--no-build"] * args.no_build, "--tests", args.tests]
+    only = [] if args.every else [word for name in OF_NEWER for word in ("--only", name)]
+    options = [*only, *["--no-build"] * args.no_build, "--tests", args.tests, "--lanes", "1"]
+    command = _lab("test", *["all"] * args.every, *options, "--outcomes", str(outcomes))
+    status = _other(version, command, _NEWER_SECONDS * (3 if args.every else 1))
     parts: list[Part] = []
-    with _part(whole):
-        status = _other(version, _lab("test", *options, "--outcomes", str(outcomes)))
-        if outcomes.exists():
-            parts = report.load(outcomes)
-            outcomes.unlink()
-        failed = report.count(parts)[State.FAILED]
-        if not parts or bool(status) != bool(failed):
-            raise LabError(f"make test SERIES={version} ended with status {status}, see above")
-    titled = [replace(part, title=f"{whole.title}: {part.title}") for part in parts]
-    return [*titled, *[whole] * bool(whole.outcomes)]
+    if outcomes.exists():
+        parts = report.load(outcomes)
+        outcomes.unlink()
+    found: list[Outcome | Part] = [
+        replace(part, title=f"Linux {version}: {part.title}") for part in parts
+    ]
+    if not parts or bool(status) != bool(report.count(parts)[State.FAILED]):
+        why = f"make test SERIES={version} ended with status {status}, see above"
+        wrong = Outcome(f"Linux {version}: done", State.FAILED, reason=why)
+        found.append(Part(f"Linux {version}", [wrong]))
+    return found
 
 
 def _lab(*words: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "lab", *words)
 
 
-def _other(version: str, command: Sequence[str]) -> int:
+def _other(version: str, command: Sequence[str], seconds: float = _NEWER_SECONDS) -> int:
     """Run a command about another series: a process of its own, as each knows one."""
-    env = {**os.environ, "SERIES": version, "KVER": "", "TESTS_OF": ""}
     # A terminal has one line for progress.
-    env["TTY_COMPATIBLE"] = "0"
+    env = {"SERIES": version, "KVER": "", "TESTS_OF": "", "TTY_COMPATIBLE": "0"}
     # One that is interrupted tells its children, which a terminal would do, too.
     process = subprocess.Popen(
-        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=os.environ | env,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
-        return process.wait(_NEWER_SECONDS)
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.terminate()
         process.wait()
-        raise LabError(f"not done after {_NEWER_SECONDS} s") from None
-    except KeyboardInterrupt:
-        process.wait()
-        raise
+        raise LabError(f"not done after {seconds} s") from None
 
 
-def _once(spread: Spread, wanted: Sequence[str], *, checked: bool) -> list[Step]:
+def _once(
+    spread: Callable[[int], list[list[Test]]],
+    wanted: Sequence[str],
+    lanes: int,
+    *,
+    checked: bool,
+) -> list[Step]:
     """Return what runs the series' tests, each in one machine; or all ways of the wanted."""
     title = f"series' tests, NPT, {ON}{f', {_CHECKED}' * checked}"
     if wanted:
-        return [Step(title, _npt(ON, wanted, checked=checked), checked=checked)]
+        do = partial(_npt, tests.on_npt, wanted, checked=checked)
+        return [Step(title, do, checked=checked)]
+
+    def share(lane: int) -> list[Outcome]:
+        return _npt(lambda _: spread(lanes)[lane], (), share=(lane, lanes), checked=checked)
+
     return [
         Step(
-            f"{title}, machine {lane + 1} of {_LANES}",
-            _share(spread, lane, checked=checked),
+            f"{title}, machine {lane + 1} of {lanes}" if lanes > 1 else title,
+            partial(share, lane),
             checked=checked,
         )
-        for lane in range(_LANES)
+        for lane in range(lanes)
     ]
 
 
-def _share(spread: Spread, lane: int, *, checked: bool) -> Do:
-    def step(part: Part) -> None:
-        private = tests.private() if checked else []
-        chosen = [*spread(_LANES)[lane], *private[lane::_LANES]]
-        done = machines.on_npt(f"npt {ON}", chosen, ON, checked=checked)
-        machine = "npt, checked" if checked else "npt"
-        part.outcomes += _expected(done, machine, {test.name for test in private})
-
-    return step
-
-
-def _npt(params: str, wanted: Sequence[str], *, checked: bool = False) -> Do:
-    def step(part: Part) -> None:
-        chosen = tests.on_npt(wanted) if params == ON else tests.by_parameter(wanted)
-        private = tests.private(wanted) if checked else []
-        done = machines.on_npt(f"npt {params}", [*chosen, *private], params, checked=checked)
-        machine = "npt, checked" if checked else "npt"
-        part.outcomes += _expected(done, machine, {test.name for test in private})
-
-    return step
-
-
-def _expected(
-    done: Report, machine: str, private: Container[str] = frozenset()
+def _npt(
+    choose: Choose,
+    wanted: Sequence[str],
+    params: str = ON,
+    *,
+    checked: bool = False,
+    share: tuple[int, int] = (0, 1),
 ) -> list[Outcome]:
+    """Run tests of the series; with assertions, a share of those of memory attributes, too."""
+    private = tests.private(wanted)[share[0] :: share[1]] if checked else []
+    chosen = [*choose(wanted), *private]
+    done = machines.on_npt(f"npt {params}", chosen, params, checked=checked)
+    names = {test.name for test in private}
+    return _expected(done, "npt, checked" if checked else "npt", names)
+
+
+def _expected(done: Report, machine: str, private: set[str] | None = None) -> list[Outcome]:
     """Return what came of the series' tests, of which only what is expected may skip."""
     outcomes = [
-        must_run(outcome) if name in private else tests.expect(outcome, machine)
+        must_run(outcome) if name in (private or ()) else tests.expect(outcome, machine)
         for name, outcome in done.outcomes.items()
     ]
     return [*outcomes, *done.splats]
 
 
-def _kind(kind: str, wanted: Sequence[str]) -> Do:
+def _kind(kind: str, wanted: Sequence[str]) -> list[Outcome]:
     """On a machine that they want."""
-
-    def step(part: Part) -> None:
-        if chosen := tests.on_machine(kind, wanted):
-            done = machines.on_npt(f"npt {kind}", chosen, ON, checked=True, machine=kind)
-            part.outcomes += _expected(done, kind)
-
-    return step
+    if not (chosen := tests.on_machine(kind, wanted)):
+        return []
+    done = machines.on_npt(f"npt {kind}", chosen, ON, checked=True, machine=kind)
+    return _expected(done, kind)
 
 
 def _ept(
-    choose: Callable[[Sequence[str]], list[Test]],
-    wanted: Sequence[str],
-    machine: str = "ept",
-    **turns: int,
-) -> Do:
-    """Return what runs those tests on Bochs, by CPUs that take turns, if so."""
-
-    def step(part: Part) -> None:
-        probes.build()
-        if chosen := choose(wanted):
-            chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in chosen]
-            done = machines.on_ept(f"{machine} {ON}", chosen, ON, _EPT_SECONDS, **turns)
-            part.outcomes += _expected(done, machine)
-
-    return step
+    choose: Choose, wanted: Sequence[str], machine: str = "ept", **turns: int
+) -> list[Outcome]:
+    """Run those tests on Bochs, by CPUs that take turns, if so."""
+    probes.build()
+    chosen = [replace(test, timeout=_EPT_TIMEOUT) for test in choose(wanted)]
+    if not chosen:
+        return []
+    done = machines.on_ept(f"{machine} {ON}", chosen, ON, _EPT_SECONDS, **turns)
+    return _expected(done, machine)
 
 
-def _tools(name: str) -> Do:
-    def step(part: Part) -> None:
-        stock = name == STOCK
-        params = "" if stock else name
-        done = machines.on_npt(f"tools {name}", tests.tools(stock=stock), params, stock=stock)
-        part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
-
-    return step
+def _host(name: str) -> list[Outcome]:
+    hostcheck.build()
+    return _inside("host", tests.host_check, name)
 
 
-def _host(name: str) -> Do:
-    def step(part: Part) -> None:
-        hostcheck.build()
-        stock = name == STOCK
-        params = "" if stock else name
-        chosen = tests.host_check(stock=stock)
-        done = machines.on_npt(f"host {name}", chosen, params, stock=stock)
-        part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
-
-    return step
+def _inside(label: str, choose: Callable[..., list[Test]], name: str) -> list[Outcome]:
+    """Run what has all that it needs, on stock modules or ours."""
+    stock = name == STOCK
+    params = "" if stock else name
+    done = machines.on_npt(f"{label} {name}", choose(stock=stock), params, stock=stock)
+    return [*map(must_run, done.outcomes.values()), *done.splats]
 
 
-def _own_tests() -> list[Step]:
+def _own_tests(*, every: bool) -> list[Step]:
     """Return the kernel's own tests on ours, judged by what they do on stock modules."""
     on_stock = _remembered(_config("stock", "", stock=True))
 
-    def ours(params: str) -> Do:
-        on_ours = _config(f"ours {params}", params)
+    def ours(params: str, choose: Callable[[], list[Test]]) -> list[Outcome]:
+        on_ours, chosen = _config(f"ours {params}", params), choose()
+        found = on_ours([test for test in chosen if not test.left_out], 0)
+        return compare.judge(chosen, found, on_stock, on_ours)
 
-        def do(part: Part) -> None:
-            every = tests.stock() if params == ON else tests.of_memory()
-            found = on_ours([test for test in every if not test.left_out], 0)
-            part.outcomes += compare.judge(every, found, on_stock, on_ours)
-
-        return do
-
-    title = "kernel's own tests"
+    ways = [(OFF, tests.of_memory, 7), (ON, tests.stock if every else tests.of_memory, 7)]
+    if every:
+        ways.append((SHARED, tests.of_memory, 6))
     return [
-        Step(f"{title}, {params}", ours(params), minutes=minutes)
-        for params, minutes in ((OFF, 5), (SHARED, 5), (ON, 7))
+        Step(f"kernel's own tests, {params}", partial(ours, params, choose), minutes=minutes)
+        for params, choose, minutes in ways
     ]
 
 

@@ -1,19 +1,21 @@
-"""What is run, with which arguments, and what is left out and why."""
+"""What is run, with which arguments, and what is left out and why: tests.toml tells."""
 
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+import tomllib
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 from lab.check import hostcheck, inside
-from lab.check.outcome import Outcome, State, must_run
+from lab.check.outcome import SKIPPED, Outcome, State, must_run
 from lab.check.tools import CHECKS as TOOL_CHECKS
 from lab.error import LabError
 from lab.machine.result import Command
 from lab.make import probes, selftests
-from lab.paths import ROOT, SELFTESTS, TESTS_OF, VENV_BIN, VERSION, VERSIONS
+from lab.paths import ROOT, SELFTESTS, TESTS_OF, VENV_BIN, VERSION
 from lab.source.git import Git
 from lab.source.unpacked import Unpacked
 
@@ -24,167 +26,37 @@ TIMEOUT = 120
 _LONG = 300
 """For slow ones: what takes 40 s alone takes 120 beside other work."""
 
-_OURS = "x86_64/global_tdp_"
-
-_PERF = ("-b", "16M", "-v", "2")
-_DIRTY_RING = ("-M", "dirty-ring", "-I", "100", "-i", "3")
-"""Every 10 ms, as by default, it asks more of a vCPU than a slow one gets done: with stock
-modules, too, it then takes old values for lost writes."""
-
-_ARGUMENTS: dict[str, list[tuple[str, ...]]] = {
-    "access_tracking_perf_test": [_PERF],
-    "demand_paging_test": [_PERF, (*_PERF, "-u", "MINOR", "-s", "shmem")],
-    "dirty_log_perf_test": [(*_PERF, "-i", "2")],
-    "dirty_log_test": [
-        ("-M", "dirty-log", "-i", "3"),
-        ("-M", "clear-log", "-i", "3"),
-        _DIRTY_RING,
-    ],
-    "kvm_page_table_test": [("-b", "64M", "-v", "2")],
-    "max_guest_memory_test": [("-c", "2", "-m", "1", "-s", "1")],
-    "memslot_modification_stress_test": [("-i", "8")],
-    # But for the last, RW: it was not done with its memory in the 10 s that it then was given.
-    "memslot_perf_test": [("-l", "1", "-s", "64", "-e", "4")],
-    "mmu_stress_test": [("-c", "2", "-m", "1", "-s", "1")],
-    "x86_64/dirty_log_page_splitting_test": [("-b", "64M")],
-}
-"""Sizes for an emulated CPU; every element is a run of its own. Others run bare."""
-
-_MAPPED: list[tuple[str, ...]] = [
-    *(
-        ("dirty_log_perf_test", "-b", "4M", "-v", "2", "-f", way)
-        for way in ("fault", "prefault", "populate:3", "follow")
-    ),
-    ("dirty_log_perf_test", "-b", "4M", "-v", "2", "-f", "populate", "-d", "1024"),
-    ("demand_paging_test", "-b", "4M", "-v", "2", "-f", "populate:2", "-s", "shmem"),
-    ("memslot_modification_stress_test", "-b", "4M", "-v", "2", "-f", "follow"),
-]
-"""Of the kernel's own tests, those that the series has choose how memory is mapped before
-vCPUs run, in each of the ways, and with a dirty ring that gets full: they fail if what was
-to be mapped is not. access_tracking_perf_test can do so, too, but Debian's kernel has no
-/sys/kernel/mm/page_idle."""
-
-_SLOW = {
-    *("set_memory_region_test", "kvm_create_max_vcpus", "x86_64/hyperv_tlb_flush"),
-    "x86_64/save_restore_pf_stress_test",
-}
+DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+HUGE_PAGES: Mapping[str, int] = DATA["huge_pages"]
+ON_MACHINES = {kind: names.split() for kind, names in DATA["machines"].items()}
+_OURS = {title: names.split() for title, names in DATA["ours"].items()}
+_SECONDS = {name: int(s) for s, names in DATA["seconds"].items() for name in names.split()}
+_LEFT_OUT = DATA["left_out"] | (DATA["left_out_of_others"] if TESTS_OF != VERSION else {})
+_PRIVATE = DATA["kernels"]["private"].split()
+_SLOW = {*DATA["kernels"]["slow"].split(), *DATA["arguments"]}
+_OF_CPUS = re.compile(DATA["kernels"]["of_cpus"])
+_PREFIX = "x86_64/global_tdp_"
+MANNERS = "global_tdp_manners_test"
 
 _SCRIPTS = {"x86_64/nx_huge_pages_test": "x86_64/nx_huge_pages_test.sh"}
 """Programs that want the shell script beside them to be run."""
 
-HUGE_PAGES = {"x86_64/dirty_log_page_splitting_test": 72, "x86_64/shared_mmu_lock_test": 8}
-"""What a program wants reserved, of 2 MiB each."""
-
+_MODULES = '. "$LAB_GUEST/modules.sh"'
+_TRACED = 'trace 1 && "$0" "$@"; s=$?; trace 0'
 _NX = "/sys/module/kvm/parameters/nx_huge_pages"
-_RELOADED = (
-    '. "$LAB_GUEST/modules.sh"; reload kvm_intel %s && trace 1 && "$0" "$@"; s=$?; '
-    "trace 0; reload kvm_intel; exit $s"
-)
-_NO_AD = "memory limit"
-"""The part of notifier_test that newer series run without Accessed and Dirty bits, too."""
-
+_FORCED = f"{_MODULES}; old=$(cat {_NX}); echo force >{_NX} && {_TRACED}; echo $old >{_NX}"
+_RELOADED = f"{_MODULES}; reload kvm_intel %s && {_TRACED}; reload kvm_intel"
 _VARIANTS = {
-    "npt": [
-        (
-            "nx_huge_pages=force, traced",
-            f'. "$LAB_GUEST/modules.sh"; old=$(cat {_NX}); echo force >{_NX} && trace 1 && '
-            f'"$0" "$@"; s=$?; trace 0; echo $old >{_NX}; exit $s',
-            {"populate": (), "dirty": (), "root": ()},
-        )
-    ],
-    "ept": [
-        (
-            "eptad=0, traced",
-            _RELOADED % "eptad=0",
-            {"populate": (), "dirty": (), "notifier": (_NO_AD,)},
-        ),
-        (
-            "allow_smaller_maxphyaddr=1, traced",
-            _RELOADED % "allow_smaller_maxphyaddr=1",
-            {"api": ()},
-        ),
-    ],
+    "npt": {"force": ("nx_huge_pages=force", _FORCED)},
+    "ept": {
+        name: (name, _RELOADED % name) for name in ("eptad=0", "allow_smaller_maxphyaddr=1")
+    },
 }
 """Parameters to run some of the series' tests with, too, in the same boot, and with KVM's
-tracepoints on: how they are called, how they are set, and which tests, or parts of them.
-EPT has 4 levels, NPT 5 (`-cpu max`)."""
+tracepoints on: how they are called, and how they are set. EPT has 4 levels, NPT 5."""
 
-_ON_DISK = {f"global_tdp_{name}_test" for name in ("populate", "page_cache")}
-"""Tests of the series that are about files, which are on a disk where a machine has one."""
-
-_RANDOM = {f"global_tdp_{name}_test" for name in ("churn", "death", "fuzz")}
-"""Tests of the series that do another thing with each seed."""
-
-_RACING = ("churn", "locking", "notifier", "dirty", "uffd")
-ON_MACHINES = {
-    "4level": ("churn", "reach", "fuzz", "giant"),
-    "iommu": ("assigned",),
-    "pmem": ("dax",),
-    "4cpus": _RACING,
-    "2nodes": ("numa",),
-    "nopat": ("api",),
-}
-"""Tests that want another of npt.MACHINES: memslots beyond what a VM's page tables
-reach, and a huge page of 1 GiB; a device to assign; DAX; more CPUs than the host may have;
-memory of two nodes; no PAT."""
-
-_IN_TURNS = {"churn": ("-t", "4"), "nx": ()}
-"""Tests about races that Bochs runs on two CPUs, which take turns of three instructions: finer
-than CPUs that run at the same time, and repeatable. A second of the machine takes 25 of a CPU
-of the host, a boot 90."""
-
-_BY_PARAMETER = {"api": (), "fault_around": (), "follow": ("default",)}
-"""Tests that go by the parameter of kvm.ko, and the part of them that does; others choose."""
-
-_SECONDS = {
-    name: seconds
-    for seconds, names in (
-        (130, "budget"),
-        (70, "page_cache churn"),
-        (60, "manners"),
-        (45, "follow"),
-        (30, "harvest"),
-        (17, "death notifier api"),
-        (13, "thread"),
-        (12, "uffd populate dirty poison"),
-        (9, "nested root"),
-        (6, "locking refuse"),
-        (1, "assigned dax fail giant level numa reach"),
-    )
-    for name in names.split()
-}
-"""About, by itself; of another 3."""
-
-_DELAYED = {
-    "locking": ("make_spte", 200),
-    "churn": ("kvm_mmu_notifier_invalidate_range_start", 200),
-    "nested": ("fast_page_fault", 5000),
-    "refuse": ("kvm_mmu_topup_memory_cache", 5000),
-    "busy": ("make_populate_spte", 200),
-    "vma": ("kvm_tdp_populate", 500),
-}
-"""Tests of the series that are run again with a function of the kernel returning late, by
-so many microseconds: a page is in the dirty log, but not writable yet; a range is
-registered as being invalidated, but still mapped by the host; a fault has looked its memslot
-up; a page table is being filled, but not linked; a VMA is no more what a call has found."""
-
-_ONLY_DELAYED = {"global_tdp_churn_test"}
-"""Long ones that are run without that on other machines."""
-
-MANNERS = "global_tdp_manners_test"
-_ONLY_NPT = {"global_tdp_budget_test", MANNERS}
-"""What takes minutes of a machine of usual speed, and is the same on any."""
-_NOT_EPT = {f"global_tdp_{name}_test" for name in ("churn", "death", "thread")}
-"""What takes minutes on Bochs, and is about races, see _IN_TURNS, and processes."""
-
-_NOT_INNER = {
-    f"global_tdp_{name}_test"
-    for name in ("budget", "churn", "death", "fuzz", "locking", "manners", "nested")
-}
-"""Tests of the series that the inner loop leaves to `make test`, stress and fuzz."""
-
-_SKIPPED = 4
-"""The status of a test that is skipped as a whole."""
+_NO_AD = "memory limit"
+"""The part of notifier_test that newer series run without Accessed and Dirty bits, too."""
 
 _DELAYED_ANY = (
     "n=$(cat /sys/module/lab_delay/parameters/delayed); rmmod lab_delay; "
@@ -192,132 +64,21 @@ _DELAYED_ANY = (
 )
 """A test that passes without that has not been what it was to be."""
 
-_PRIVATE = (
-    "guest_memfd_test",
-    "pre_fault_memory_test",
-    "x86_64/private_mem_conversions_test",
-    "x86_64/private_mem_kvm_exits_test",
-)
-"""Of the kernel's own tests, those that are about VMs with memory attributes, or have a part
-for them: they take KVM_SW_PROTECTED_VM, i.e. our modules with assertions."""
-
-_OF_CPUS = re.compile(
-    r"(x86_64/(amx|apic|cpuid|cr4|debug_regs|fix_hypercall|get_msr|hwcr|hyperv_(?!tlb)|kvm_clock"
-    r"|kvm_pv|max_vcpuid|monitor|nested_exceptions|platform_info|pmu|recalc_apic|set_|sync_regs"
-    r"|triple_fault|tsc|ucna|userspace_|vmx_|xapic|xcr0|xen_vmcall|xss)"
-    r"|coalesced_io|guest_print|system_counter)\w*"
-)
-"""The kernel's own tests of what a CPU, its interrupts or its clocks do."""
-
-_LONGEST = {
-    "dirty_log_test -M dirty-log -i 3",
-    "hyperv_tlb_flush",
-    "kvm_create_max_vcpus",
-    "set_memory_region_test",
-}
-"""Those that take a minute or two each, and little of what the series has in an MMU that it is
-not to change. They and the tests of CPUs are run with global_tdp=1, the others with 0, too."""
-
-_LEFT_OUT = {
-    "hardware_disable_test": "left out: does not end within 120 s on an emulated CPU",
-    "hyperv_clock": "left out: compares two clocks within 1%, an emulated CPU may stop between",
-    "steal_time": "left out: wants CPU 0, where the emulator forgets what SVM does",
-    "rseq_test": "left out: does not end within 120 s on an emulated CPU",
-}
-
-if TESTS_OF != VERSION:
-    _LEFT_OUT["set_memory_region_test"] = (
-        "left out: hangs on stock modules of 6.12, too: of MMIO as an exception is delivered, "
-        "newer kernels tell userspace; with SVM, 6.12 enters the guest again, for good"
-    )
-    _LEFT_OUT["shared_mmu_lock_test"] = "left out: it is of the other series, not of the kernel"
-
-_EMULATION = dict.fromkeys(
-    (
-        "debug_regs",
-        "monitor_mwait_test",
-        "msrs_test",
-        "nested_exceptions_test",
-        "svm_nested_soft_inject_test",
-    ),
-    "the emulated CPU is not like a real one",
-)
-"""Tests that fail on stock modules, and why: not worth repeating; of either kernel."""
-
-_HANGS = {"xen_shinfo_test": "kvm_vcpu_halt kvm_xen_hypercall"}
-"""Tests that hang on stock modules, too, now and then, on a busy host, and in which functions,
-as guest/limit.sh tells. This one: a vCPU polls an event channel without a time-out while
-another thread has the kernel take page 0 for the shared info, where the event that is to end
-that may be pending already. 2 of 48 runs beside three other machines."""
-
-
-@dataclass(frozen=True)
-class Skip:
-    """What a test of the series says if it, or a part of it, is skipped, and why it may be."""
-
-    test: str
-    said: str
-    lack: str
-    """What its machine has not: one of LACKS."""
-
-    of: tuple[str, ...] = VERSIONS
-    """The kernels whose series has it."""
-
-    @property
-    def program(self) -> str:
-        """As tests() calls it."""
-        return f"global_tdp_{self.test}_test"
-
-
-_WITHOUT = {
-    "faults": "Debian's kernel injects none: make test WHAT=debug runs it",
-    "device": "it takes the machine iommu",
-    "disk": "there is no mkfs.ext4 on Bochs",
-    "dax": "it takes the machine pmem",
-    "giant page": "it takes the machine 4level",
-    "nodes": "it takes the machine 2nodes",
-    "reach": "it takes the machine 4level; page tables of others reach all memory",
-    "attributes": "it takes modules with assertions",
-    "CPU": "this machine of Bochs' has one CPU",
-    "keys": "Bochs' CPU has no protection keys",
-    "unknown level": "it takes EPT of 5 levels, which one of Bochs' runs feigns",
-    "off": "it takes kvm.global_tdp=0, with which it is run, too",
-}
 _ANYWHERE = {"faults", "device", "dax", "giant page", "nodes", "reach", "unknown level"}
 _BOCHS = {"disk", "CPU", "keys"}
 LACKS = {
     "npt": _ANYWHERE | {"attributes"},
     "npt, checked": _ANYWHERE,
-    "ept": _ANYWHERE | {"attributes", *_BOCHS},
+    "ept": _ANYWHERE | {"attributes"} | _BOCHS,
+    "ept, 2 CPUs": _ANYWHERE | {"attributes"} | _BOCHS - {"CPU"},
     "lockdep": _ANYWHERE - {"faults"} | {"off"},
+    "lockdep, ept": _ANYWHERE - {"faults"} | {"off"} | _BOCHS,
     "kcsan": _ANYWHERE,
+    "kcsan, ept": _ANYWHERE | _BOCHS,
     "cover": _ANYWHERE - {"faults"} | {"off"},
     **dict.fromkeys(ON_MACHINES, frozenset()),
 }
-LACKS |= {f"{kind}, ept": LACKS[kind] | _BOCHS for kind in ("lockdep", "kcsan")}
-LACKS["ept, 2 CPUs"] = LACKS["ept"] - {"CPU"}
 """What machines, and the kernels of make test WHAT=debug, have not that a test may want."""
-
-SKIPS = (
-    Skip("fail", "No /proc/thread-self/fail-nth", "faults"),
-    Skip("fail", "enable", "off"),
-    Skip("assigned", "needs a device that is bound to vfio-pci", "device"),
-    Skip("dax", "needs DAX memory that may be overwritten", "dax"),
-    Skip("giant", "needs a free huge page of 1GiB", "giant page"),
-    Skip("numa", "needs two nodes", "nodes"),
-    Skip("level", "needs EPT of 5 levels", "unknown level"),
-    Skip("reach", "needs more than 48 bits of physical address", "reach"),
-    Skip("api", "private memory", "attributes"),
-    Skip("thread", "CPUs", "CPU"),
-    Skip("vma", "memory becomes secret", "CPU"),
-    Skip("vma", "memory becomes a device's", "CPU"),
-    Skip("populate", "clean pages of a file on a disk", "disk"),
-    Skip("page_cache", "read ahead", "disk"),
-    Skip("page_cache", "read around", "disk"),
-    Skip("refuse", "protection key", "keys"),
-    Skip("refuse", "protection key, huge pages", "keys"),
-)
-"""All that may be skipped of the series' tests; whatever else is, has failed."""
 
 
 @dataclass(frozen=True)
@@ -343,11 +104,26 @@ class Test:
         line = f"cd /tmp && exec {shlex.join(self.argv)}"
         return Command(line, self.name, self.timeout, self.huge_pages)
 
+    @property
+    def short(self) -> str:
+        """What tests.toml calls one of the series."""
+        return self.name.removeprefix("global_tdp_").removesuffix("_test")
+
+    def part(self, *parts: str) -> "Test":
+        """Return parts of it, or it with other arguments, as a test of its own."""
+        name = ", ".join(filter(None, (self.name, *parts)))
+        return replace(self, name=name, argv=(*self.argv, *filter(None, parts)))
+
+    def within(self, title: str, script: str, *more: str) -> "Test":
+        """Return it as a shell script runs it, which it, and `more`, are the arguments of."""
+        name = f"{self.name}, {title}" if title else self.name
+        return replace(self, name=name, argv=("sh", "-c", script, *self.argv, *more))
+
 
 def ours(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series, or those of them that are `wanted` by name."""
-    built = (name for name in selftests.programs() if name.startswith(_OURS))
-    tests = [_seeded(_on_disk(_test(name))) for name in built if name.endswith("_test")]
+    built = (name for name in selftests.programs() if name.startswith(_PREFIX))
+    tests = [_own(_test(name)) for name in built if name.endswith("_test")]
     if not tests:
         raise LabError("build/selftests has no global_tdp_*_test: is one in the series?")
     known = {test.name for test in tests}
@@ -356,15 +132,12 @@ def ours(wanted: Sequence[str] = ()) -> list[Test]:
     return [test for test in tests if not wanted or test.name in wanted]
 
 
-def _on_disk(test: Test) -> Test:
-    if test.name not in _ON_DISK:
-        return test
-    script = '. "$LAB_GUEST/disk.sh"; exec "$0" "$@"'
-    return replace(test, argv=("sh", "-c", script, *test.argv))
-
-
-def _seeded(test: Test) -> Test:
-    return replace(test, argv=(*test.argv, "-s", seed())) if test.name in _RANDOM else test
+def _own(test: Test) -> Test:
+    if test.short in _OURS["on_disk"]:
+        return test.within("", '. "$LAB_GUEST/disk.sh"; exec "$0" "$@"')
+    if test.short in _OURS["random"]:
+        return replace(test, argv=(*test.argv, "-s", seed()))
+    return test
 
 
 @cache
@@ -377,39 +150,56 @@ def seed() -> str:
 
 def expect(outcome: Outcome, machine: str) -> Outcome:
     """Return what came of a test of the series: failed if it skips what that machine has."""
-    test = outcome.name.partition(",")[0]
-    may = [
-        skip
-        for skip in SKIPS
-        if skip.program == test and skip.lack in LACKS[machine] and VERSION in skip.of
-    ]
+    test = Test(outcome.name.partition(",")[0], ()).short
+    skips = DATA["skips"].get(test, {}).items()
+    may = {said: lack for said, lack in skips if lack in LACKS[machine]}
     if outcome.state is State.SKIPPED:
-        why = [_WITHOUT[skip.lack] for skip in may if outcome.reason.startswith(skip.said)]
-        return (
-            replace(outcome, reason=f"{outcome.reason}: {why[0]}") if why else must_run(outcome)
-        )
-    said = {skip.said for skip in may}
-    wrong = [part for part in outcome.parts if part not in said]
+        for said, lack in may.items():
+            if outcome.reason.startswith(said):
+                return replace(outcome, reason=f"{outcome.reason}: {DATA['lacks'][lack]}")
+        return must_run(outcome)
+    wrong = [part for part in outcome.parts if part not in may]
     if outcome.state is not State.PASSED or not wrong:
         return outcome
     reason = f"parts skipped that this machine has all for: {', '.join(wrong)}"
     return replace(outcome, state=State.FAILED, reason=reason)
 
 
+def _of(names: Container[str], wanted: Sequence[str] = ()) -> list[Test]:
+    return [test for test in ours(wanted) if test.short in names]
+
+
+def _without(names: Container[str], wanted: Sequence[str] = ()) -> list[Test]:
+    """Return all but some, which are run if they are wanted by name."""
+    return [test for test in ours(wanted) if wanted or test.short not in names]
+
+
 def anywhere(wanted: Sequence[str] = ()) -> list[Test]:
     """Return those that slow machines run, too: all, or those that are `wanted`."""
-    return [test for test in ours(wanted) if wanted or test.name not in _ONLY_NPT]
+    return _without(_OURS["only_npt"], wanted)
 
 
-def on_ept(wanted: Sequence[str] = ()) -> list[Test]:
-    """Return those that Bochs runs, or those that are `wanted`."""
-    return [test for test in anywhere(wanted) if wanted or test.name not in _NOT_EPT]
+def on_ept(wanted: Sequence[str] = (), *, every: bool = True) -> list[Test]:
+    """Return those that Bochs runs, all or those about EPT; or those that are `wanted`."""
+    some = _without({*_OURS["only_npt"], *_OURS["not_ept"]}, wanted)
+    if every or wanted:
+        return some
+    return [test.part(_on_ept(test)) for test in some if test.short in _OURS["ept"]]
 
 
-def every_on_ept(wanted: Sequence[str] = ()) -> list[Test]:
+def _on_ept(test: Test) -> str:
+    """Return the part of it that make test runs on Bochs."""
+    return DATA["ept_parts"].get(test.short, "")
+
+
+def all_on_ept(wanted: Sequence[str] = (), *, every: bool = True) -> list[Test]:
     """Return the tests in all the ways that Bochs runs them on one CPU."""
-    more = (variants("ept", wanted), pml(wanted), unknown_level(wanted))
-    return [*on_ept(wanted), *(test for tests in more for test in tests)]
+    more = (
+        variants("ept", wanted, every=every),
+        pml(wanted, every=every),
+        unknown_level(wanted),
+    )
+    return [*on_ept(wanted, every=every), *(test for tests in more for test in tests)]
 
 
 def no_ad(wanted: Sequence[str] = ()) -> list[Test]:
@@ -419,7 +209,7 @@ def no_ad(wanted: Sequence[str] = ()) -> list[Test]:
 
 def on_npt(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series, in all the ways that the default machine runs them."""
-    plain = [test for test in ours(wanted) if wanted or test.name not in _ONLY_DELAYED]
+    plain = _without(_OURS["only_delayed"], wanted)
     return [*plain, *variants("npt", wanted), *delayed(wanted), *mapped(wanted)]
 
 
@@ -428,7 +218,7 @@ def inner(lanes: int) -> list[list[Test]]:
 
     All but some that are long, for it to stay under two minutes.
     """
-    return _spread((test for test in ours() if test.name not in _NOT_INNER), lanes)
+    return _spread(_without(_OURS["not_inner"]), lanes)
 
 
 def spread(lanes: int) -> list[list[Test]]:
@@ -439,33 +229,23 @@ def spread(lanes: int) -> list[list[Test]]:
 def _spread(chosen: Iterable[Test], lanes: int) -> list[list[Test]]:
     by_lane: list[list[Test]] = [[] for _ in range(lanes)]
     sums = [0] * lanes
-    weighed = [(_seconds(test), test) for test in chosen]
-    for seconds, test in sorted(weighed, key=lambda pair: -pair[0]):
+    for test in sorted(chosen, key=lambda test: -_SECONDS.get(test.short, 3)):
         lane = sums.index(min(sums))
         by_lane[lane].append(test)
-        sums[lane] += seconds
+        sums[lane] += _SECONDS.get(test.short, 3)
     return by_lane
-
-
-def _seconds(test: Test) -> int:
-    return _SECONDS.get(test.name.removeprefix("global_tdp_").removesuffix("_test"), 3)
 
 
 def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series that want this one of npt.MACHINES."""
-    names = {f"{_OURS.removeprefix('x86_64/')}{name}_test" for name in ON_MACHINES[kind]}
-    chosen = [test for test in ours(wanted) if test.name in names]
-    return [*chosen, *map(_without_page_map, chosen)] if kind == "pmem" else chosen
-
-
-def in_turns(wanted: Sequence[str] = ()) -> list[Test]:
-    """Return the tests of the series that Bochs runs on two CPUs."""
-    args = {f"global_tdp_{name}_test": args for name, args in _IN_TURNS.items()}
-    return [
-        replace(test, argv=(*test.argv, *args[test.name]))
-        for test in ours(wanted)
-        if test.name in args
-    ]
+    chosen = _of(ON_MACHINES[kind], wanted)
+    # A part of it is about devices which are being removed.
+    script = (
+        f'{_MODULES}; put "$1" && "$0" "no page map"; s=$?; '
+        f"rmmod lab_pagemap || s=1; [ $s != {SKIPPED} ] || s=1; exit $s"
+    )
+    more = [test.within("no page map", script, str(probes.PAGEMAP)) for test in chosen]
+    return [*chosen, *more] if kind == "pmem" else chosen
 
 
 def dax(wanted: Sequence[str] = ()) -> list[Test]:
@@ -473,113 +253,71 @@ def dax(wanted: Sequence[str] = ()) -> list[Test]:
     return [test for test in on_machine("pmem", wanted) if test.argv[0] != "sh"]
 
 
-def _without_page_map(test: Test) -> Test:
-    """Return the part of a test that is about devices which are being removed."""
-    script = (
-        '. "$LAB_GUEST/modules.sh"; put "$1" && "$0" "no page map"; s=$?; '
-        f"rmmod lab_pagemap || s=1; [ $s != {_SKIPPED} ] || s=1; exit $s"
-    )
-    argv = ("sh", "-c", script, *test.argv, str(probes.PAGEMAP))
-    return replace(test, name=f"{test.name}, no page map", argv=argv)
+def in_turns(wanted: Sequence[str] = ()) -> list[Test]:
+    """Return the tests of the series that Bochs runs on two CPUs."""
+    args = {name: words.split() for name, words in DATA["in_turns"].items()}
+    return [replace(test, argv=(*test.argv, *args[test.short])) for test in _of(args, wanted)]
 
 
 def by_parameter(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series, or parts of them, that go by kvm.ko's parameter."""
-    parts = {
-        f"{_OURS.removeprefix('x86_64/')}{name}_test": part
-        for name, part in _BY_PARAMETER.items()
-    }
-    return [
-        replace(
-            test,
-            name=", ".join((test.name, *parts[test.name])),
-            argv=(*test.argv, *parts[test.name]),
-        )
-        for test in ours(wanted)
-        if test.name in parts
-    ]
+    parts = DATA["by_parameter"]
+    return [test.part(parts[test.short]) for test in _of(parts, wanted)]
 
 
-def variants(backend: str, wanted: Sequence[str] = ()) -> list[Test]:
+def variants(backend: str, wanted: Sequence[str] = (), *, every: bool = True) -> list[Test]:
     """Return the tests of the series that are run with other parameters, too."""
     found = []
-    for title, script, parts_of in _VARIANTS[backend]:
-        parts = {
-            f"{_OURS.removeprefix('x86_64/')}{name}_test": part
-            for name, part in parts_of.items()
-        }
-        found += [
-            replace(
-                test,
-                name=", ".join((test.name, *parts[test.name], title)),
-                argv=("sh", "-c", script, *test.argv, *parts[test.name]),
-            )
-            for test in ours()
-            if test.name in parts and (not wanted or test.name in wanted)
-        ]
+    for name, (title, script) in _VARIANTS[backend].items():
+        parts = DATA["variants"][name]
+        for test in _of(parts, wanted):
+            less = "" if every or wanted else _on_ept(test)
+            chosen = test.part(parts[test.short] or less)
+            found.append(chosen.within(f"{title}, traced", f"{script}; exit $s"))
     return found
 
 
-def pml(wanted: Sequence[str] = ()) -> list[Test]:
+def pml(wanted: Sequence[str] = (), *, every: bool = True) -> list[Test]:
     """Return whether PML is on, and the kernel's own tests of it, on EPT."""
-    if wanted:
-        return []
-    modes = (
-        ("-M", "dirty-log", "-i", "3"),
-        _DIRTY_RING,
-    )
-    return [
-        Test("PML is on", ("grep", "Y", "/sys/module/kvm_intel/parameters/pml")),
-        *(_test("dirty_log_test", *mode) for mode in modes),
-    ]
+    on = Test("PML is on", ("grep", "Y", "/sys/module/kvm_intel/parameters/pml"))
+    log, _, ring = _stock(["dirty_log_test"])
+    return [] if wanted else [on, *[log] * every, ring]
 
 
 def unknown_level(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the test of page tables whose levels are not known yet, on a CPU that has such."""
     script = (
-        '. "$LAB_GUEST/modules.sh"; put "$1" && reload kvm_intel && "$0"; s=$?; '
-        f"rmmod lab_level && reload kvm_intel || s=1; [ $s != {_SKIPPED} ] || s=1; exit $s"
+        f'{_MODULES}; put "$1" && reload kvm_intel && "$0"; s=$?; '
+        f"rmmod lab_level && reload kvm_intel || s=1; [ $s != {SKIPPED} ] || s=1; exit $s"
     )
-    return [
-        replace(
-            test,
-            name=f"{test.name}, EPT of 5 levels",
-            argv=("sh", "-c", script, *test.argv, str(probes.LEVEL)),
-        )
-        for test in ours(wanted)
-        if test.name == "global_tdp_level_test"
-    ]
+    level = str(probes.LEVEL)
+    return [test.within("EPT of 5 levels", script, level) for test in _of({"level"}, wanted)]
 
 
 def delayed(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series that are run with the window of a race widened."""
-    chosen = {f"{_OURS.removeprefix('x86_64/')}{name}_test": name for name in _DELAYED}
     found = []
-    for test in ours():
-        if test.name in chosen and (not wanted or test.name in wanted):
-            function, usecs = _DELAYED[chosen[test.name]]
-            late = with_delay(function, usecs)
-            script = f'{late} && "$0" "$@"; s=$?; {_DELAYED_ANY}; exit $s'
-            name = f"{test.name}, {function}() late"
-            found.append(replace(test, name=name, argv=("sh", "-c", script, *test.argv)))
+    for test in _of(DATA["delayed"], wanted):
+        function, usecs = DATA["delayed"][test.short]
+        script = f'{with_delay(function, usecs)} && "$0" "$@"; s=$?; {_DELAYED_ANY}; exit $s'
+        found.append(test.within(f"{function}() late", script))
     return found
 
 
 def with_delay(function: str, usecs: int) -> str:
     """Return the command that has a function return late from now on."""
-    load = f"put {probes.DELAY} function={function} usecs={usecs}"
-    return f'. "$LAB_GUEST/modules.sh" && {load}'
+    return f"{_MODULES} && put {probes.DELAY} function={function} usecs={usecs}"
 
 
 def stock(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests the kernel already has, or those of the programs `wanted`."""
-    return list(_stock(name for name in _kernels() if not wanted or name in wanted))
+    return _stock(name for name in _kernels() if not wanted or name in wanted)
 
 
 def of_memory() -> list[Test]:
     """Return the tests the kernel already has, but those of CPUs, and the longest."""
     of_memory = _stock(name for name in _kernels() if not _OF_CPUS.fullmatch(name))
-    return [test for test in of_memory if test.name not in _LONGEST]
+    return [test for test in of_memory if test.name not in DATA["kernels"]["longest"]]
 
 
 def private(wanted: Sequence[str] = ()) -> list[Test]:
@@ -589,18 +327,17 @@ def private(wanted: Sequence[str] = ()) -> list[Test]:
 
 def mapped(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the kernel's own tests that have memory mapped first, in all the ways."""
-    return [] if wanted else [_test(*run) for run in _MAPPED]
+    runs = [] if wanted else DATA["mapped"].items()
+    return [_test(name, *each.split()) for name, every in runs for each in every]
 
 
 def tools(*, stock: bool) -> list[Test]:
     """Return the checks of the bpftrace tools, with this Debian's and the newest one's."""
     BPFTRACE.ensure()
     newest = shlex.join(map(str, BPFTRACE.command("usr/bin/bpftrace")))
-    variables = f"PYTHONPATH={ROOT}", f"BPFTRACE={newest}"
-    python = (str(VENV_BIN / "python"), "-S", "-B", "-m", "lab.check.tools")
     return [
-        Test(f"tools{of}: {name}", ("env", *given, *python, name), timeout=_LONG)
-        for of, given in (("", variables[:1]), (f" ({BPFTRACE.release})", variables))
+        _check(f"tools{of}: {name}", "tools", name, *given)
+        for of, given in (("", ()), (f" ({BPFTRACE.release})", (f"BPFTRACE={newest}",)))
         for name in inside.names(TOOL_CHECKS, stock=stock)
         if not (of and name == "perf")
     ]
@@ -608,34 +345,35 @@ def tools(*, stock: bool) -> list[Test]:
 
 def host_check(*, stock: bool) -> list[Test]:
     """Return the checks of packaging/global-tdp-check."""
-    python = (str(VENV_BIN / "python"), "-S", "-B", "-m", "lab.check.hostcheck")
-    return [
-        Test(f"host check: {name}", ("env", f"PYTHONPATH={ROOT}", *python, name), timeout=_LONG)
-        for name in inside.names(hostcheck.CHECKS, stock=stock)
-    ]
+    names = inside.names(hostcheck.CHECKS, stock=stock)
+    return [_check(f"host check: {name}", "hostcheck", name) for name in names]
+
+
+def _check(title: str, module: str, name: str, *variables: str) -> Test:
+    python = (str(VENV_BIN / "python"), "-S", "-B", "-m", f"lab.check.{module}", name)
+    return Test(title, ("env", f"PYTHONPATH={ROOT}", *variables, *python), timeout=_LONG)
 
 
 def _kernels() -> list[str]:
-    return [name for name in selftests.programs() if not name.startswith(_OURS)]
+    return [name for name in selftests.programs() if not name.startswith(_PREFIX)]
 
 
-def _stock(names: Iterable[str]) -> Iterable[Test]:
-    for name in names:
-        for args in _ARGUMENTS.get(name, [()]):
-            yield _test(name, *args)
+def _stock(names: Iterable[str]) -> list[Test]:
+    runs = DATA["arguments"]
+    return [_test(name, *each.split()) for name in names for each in runs.get(name, [""])]
 
 
 def _test(program: str, *args: str) -> Test:
     path = SELFTESTS / _SCRIPTS.get(program, program)
     name = program.removeprefix("x86_64/")
-    slow = program.startswith(_OURS) or program in _SLOW | _ARGUMENTS.keys()
+    why = _LEFT_OUT.get(name)
     return Test(
         name=" ".join((name, *args)),
         argv=(*(("bash",) if path.suffix == ".sh" else ()), str(path), *args),
-        timeout=_LONG if slow else TIMEOUT,
+        timeout=_LONG if program.startswith(_PREFIX) or program in _SLOW else TIMEOUT,
         huge_pages=HUGE_PAGES.get(program, 0),
-        left_out=_LEFT_OUT.get(name, ""),
-        known_to_fail=_EMULATION.get(name, ""),
-        known_to_hang=_HANGS.get(name, ""),
+        left_out=f"left out: {why}" if why else "",
+        known_to_fail=DATA["known_to_fail"].get(name, ""),
+        known_to_hang=DATA["known_to_hang"].get(name, ""),
         tap=selftests.prints_tap(program),
     )
