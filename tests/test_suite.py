@@ -179,7 +179,8 @@ class Expected(unittest.TestCase):
         ours.update(
             *(data[key] for key in ("in_turns", "by_parameter", "delayed", "ept_parts"))
         )
-        programs = {f"x86_64/global_tdp_{name}_test" for name in ours | {*tests._SECONDS}}
+        ours.update(tests._SECONDS, *map(str.split, data["moved"].values()))
+        programs = {f"x86_64/global_tdp_{name}_test" for name in ours}
         for name in programs | {*data["mapped"], *tests._PRIVATE}:
             self.assertTrue(selftests.source_of(name).exists(), name)
         for name, skips in data["skips"].items():
@@ -227,10 +228,9 @@ class Chosen(unittest.TestCase):
         return [test.name.replace("global_tdp_", "").replace("_test", "") for test in chosen]
 
     def test_whatever_is_not_known_to_be_of_cpus_is_of_memory(self) -> None:
-        first, perf, clear, ring, last = self.names(tests.of_memory())
+        first, perf, ring, last = self.names(tests.of_memory())
         self.assertEqual([first, perf.partition(" ")[0], last], ["a", "dirty_log_perf", "smm"])
-        # Of the longest, one is left out.
-        self.assertIn("dirty_log -M clear-log", clear)
+        # Of the longest, two are left out.
         self.assertIn("dirty_log -M dirty-ring", ring)
 
     def test_churn_is_plain_on_another_machine(self) -> None:
@@ -275,7 +275,7 @@ class Chosen(unittest.TestCase):
         self.assertEqual(lanes, [["follow"], ["api"], ["dirty", "vma"]])
         self.build("api", "churn", "manners")
         names = [name for lane in tests.spread(2) for name in self.names(lane)]
-        self.assertCountEqual(names, ["api", "churn"])
+        self.assertCountEqual(names, ["api"])
 
     def test_on_ept(self) -> None:
         """Little, or all; races only by several CPUs, or if they are wanted."""
@@ -285,8 +285,8 @@ class Chosen(unittest.TestCase):
         self.assertEqual(some.pop(-2).partition(" -I")[0], ring)
         late = ["notifier, memory limit, eptad=0, traced"]
         more = [*late, "api, allow_smaller_maxphyaddr=1, traced", "PML is on", level]
-        plain = ["api", "dirty, exact", "level", "notifier", "dirty, exact, eptad=0, traced"]
-        self.assertEqual(some, [*plain, *more])
+        plain = ["api", "dirty, exact", "level", "notifier, memory limit"]
+        self.assertEqual(some, [*plain, "dirty, exact, eptad=0, traced", *more])
         every = self.names(tests.all_on_ept())
         self.assertEqual(every[:5], ["api", "dirty", "level", "notifier", "vma"])
         self.assertIn("dirty, eptad=0, traced", every)
@@ -297,7 +297,8 @@ class Chosen(unittest.TestCase):
         self.assertEqual(churn.argv[-2], "-t")
 
     def test_parts_are_there(self) -> None:
-        for name, part in (("follow", "default"), ("dirty", "exact"), ("notifier", "memory")):
+        parts = tests.DATA["by_parameter"] | tests.DATA["ept_parts"]
+        for name, part in ((name, part) for name, part in parts.items() if part):
             source = selftests.source_of(f"x86_64/global_tdp_{name}_test").read_text()
             self.assertRegex(source, rf'"{part}', name)
 
@@ -460,9 +461,8 @@ class Whole(_Suite):
         some, self.done = set(self.done), []
         self.assertEqual(self.run_suite(every=True), 0)
         # The whole of a test instead of a part.
-        self.assertEqual(
-            {name.split()[1] for name in some - set(self.done)}, {"exact", "exact,"}
-        )
+        parts = {name.split(", ")[1] for name in some - set(self.done)}
+        self.assertEqual(parts, {*tests.DATA["ept_parts"].values()})
         for name in ("dirty_log_test -M dirty-log -i 3", "smm_test", "xen_vmcall_test"):
             self.assertEqual((name in some, name in self.done), (name == "smm_test", True))
 
@@ -470,7 +470,7 @@ class Whole(_Suite):
         """Of the series, or of the kernel, where all are run."""
         delayed = {name: how for name, how in tests.DATA["delayed"].items() if name != "churn"}
         series = (
-            mock.patch.dict(tests.DATA, delayed=delayed),
+            mock.patch.dict(tests.DATA, delayed=delayed, moved={}),
             mock.patch.dict(tests.ON_MACHINES, {"4level": ["giant"], "4cpus": ["dirty"]}),
             mock.patch.dict(tests.DATA["in_turns"], clear=True, nx=""),
         )

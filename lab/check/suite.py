@@ -141,6 +141,7 @@ def _steps(wanted: Sequence[str], *, every: bool, lanes: int) -> dict[str, list[
     ept = f"series' tests, EPT, {ON}"
     npt, checked = f"series' tests, NPT, {ON}, {_CHECKED}", {"checked": True}
     on_ept = partial(tests.all_on_ept, every=every)
+    in_turns = partial(tests.in_turns, every=every)
     # What is the same for each series was run for the oldest.
     units = partial(unit.run, every=every or VERSIONS[0] == VERSION)
     return {
@@ -151,17 +152,21 @@ def _steps(wanted: Sequence[str], *, every: bool, lanes: int) -> dict[str, list[
             Step(f"series' tests, NPT, {OFF}", partial(_npt, tests.by_parameter, wanted, OFF)),
             Step(npt, partial(_npt, tests.on_npt, wanted, **checked), minutes=20, **checked),
             *(
-                Step(f"{npt}, machine {kind}", partial(_kind, kind, wanted), **checked)
+                Step(
+                    f"{npt}, machine {kind}",
+                    partial(_kind, kind, wanted, every=every),
+                    **checked,
+                )
                 for kind in tests.ON_MACHINES
             ),
         ],
         "no-ad": [Step(f"{ept}, no A/D bits", partial(_ept, tests.no_ad, wanted))],
         "ept": [
-            Step(ept, partial(_ept, on_ept, wanted), minutes=19),
+            Step(ept, partial(_ept, on_ept, wanted), minutes=13),
             Step(
                 f"{ept}, 2 CPUs",
-                partial(_ept, tests.in_turns, wanted, "ept, 2 CPUs", cpus=2, quantum=3),
-                minutes=7,
+                partial(_ept, in_turns, wanted, "ept, 2 CPUs", cpus=2, quantum=3),
+                minutes=5,
             ),
         ],
         "tools": [
@@ -387,9 +392,9 @@ def _expected(done: Report, machine: str, private: set[str] | None = None) -> li
     return [*outcomes, *done.splats]
 
 
-def _kind(kind: str, wanted: Sequence[str]) -> list[Outcome]:
+def _kind(kind: str, wanted: Sequence[str], *, every: bool = True) -> list[Outcome]:
     """On a machine that they want."""
-    if not (chosen := tests.on_machine(kind, wanted)):
+    if not (chosen := tests.on_machine(kind, wanted, every=every)):
         return []
     done = machines.on_npt(f"npt {kind}", chosen, ON, checked=True, machine=kind)
     return _expected(done, kind)
@@ -429,7 +434,7 @@ def _own_tests(*, every: bool) -> list[Step]:
         found = on_ours([test for test in chosen if not test.left_out], 0)
         return compare.judge(chosen, found, on_stock, on_ours)
 
-    ways = [(OFF, tests.of_memory, 7), (ON, tests.stock if every else tests.of_memory, 7)]
+    ways = [(OFF, tests.of_memory, 6), (ON, tests.stock if every else tests.of_memory, 6)]
     if every:
         ways.append((SHARED, tests.of_memory, 6))
     return [

@@ -222,8 +222,8 @@ def inner(lanes: int) -> list[list[Test]]:
 
 
 def spread(lanes: int) -> list[list[Test]]:
-    """Return what any machine runs, by machine."""
-    return _spread(anywhere(), lanes)
+    """Return what newer series run, by machine."""
+    return _spread(_without(_OURS["not_once"]), lanes)
 
 
 def _spread(chosen: Iterable[Test], lanes: int) -> list[list[Test]]:
@@ -236,9 +236,9 @@ def _spread(chosen: Iterable[Test], lanes: int) -> list[list[Test]]:
     return by_lane
 
 
-def on_machine(kind: str, wanted: Sequence[str] = ()) -> list[Test]:
+def on_machine(kind: str, wanted: Sequence[str] = (), *, every: bool = True) -> list[Test]:
     """Return the tests of the series that want this one of npt.MACHINES."""
-    chosen = _of(ON_MACHINES[kind], wanted)
+    chosen = _less(kind, _of(ON_MACHINES[kind], wanted), every=every or bool(wanted))
     # A part of it is about devices which are being removed.
     script = (
         f'{_MODULES}; put "$1" && "$0" "no page map"; s=$?; '
@@ -253,7 +253,12 @@ def dax(wanted: Sequence[str] = ()) -> list[Test]:
     return [test for test in on_machine("pmem", wanted) if test.argv[0] != "sh"]
 
 
-def in_turns(wanted: Sequence[str] = ()) -> list[Test]:
+def _less(machine: str, chosen: Sequence[Test], *, every: bool) -> list[Test]:
+    moved = "" if every else DATA["moved"].get(machine, "")
+    return [test for test in chosen if test.short not in moved.split()]
+
+
+def in_turns(wanted: Sequence[str] = (), *, every: bool = True) -> list[Test]:
     """Return the tests of the series that Bochs runs on two CPUs."""
     args = {name: words.split() for name, words in DATA["in_turns"].items()}
     return [replace(test, argv=(*test.argv, *args[test.short])) for test in _of(args, wanted)]

@@ -41,7 +41,7 @@ def run(folder: Path = ROOT / "tests", *, every: bool = True) -> list[Outcome]:
     if done.returncode and all(outcome.state is not State.FAILED for outcome in found):
         said = done.stdout + done.stderr
         found.append(Outcome("what is no test's own", State.FAILED, output=said))
-    return found
+    return sorted(found, key=lambda outcome: outcome.name)
 
 
 def _outcome(case: ET.Element) -> Outcome:
