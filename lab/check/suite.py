@@ -113,10 +113,7 @@ def run(args: argparse.Namespace) -> int:
             chosen, build=build, wanted=wanted, beside=[*kept.values()], lanes=args.lanes
         )
     if not wanted and not args.without and not report.count(parts)[State.FAILED]:
-        if every and not args.only:
-            parts.append(_all_of(tests.stock() + tests.ours(), parts))
-        elif "npt" in only:
-            parts.append(_all_of(tests.ours(), parts))
+        parts += _whole(parts, npt="npt" in only, every=every and not args.only)
     if args.outcomes:
         report.save(args.outcomes, parts)
         return report.status(report.count(parts))
@@ -178,14 +175,21 @@ def _steps(wanted: Sequence[str], *, every: bool, lanes: int) -> dict[str, list[
     }
 
 
-def _all_of(wanted: Sequence[Test], parts: Sequence[Part]) -> Part:
-    """Return whether each program of these tests is in some part, if only as left out."""
-    names = (outcome.name for part in parts for outcome in part.outcomes)
-    known = {re.split("[ ,]", name)[0] for name in names}
-    missing = sorted({test.name.split()[0] for test in wanted} - known)
-    state = State.FAILED if missing else State.PASSED
-    reason = f"in no part: {' '.join(missing)}" if missing else ""
-    return Part("whole", [Outcome("each test of the tree is in a part", state, reason=reason)])
+def _whole(parts: Sequence[Part], *, npt: bool, every: bool) -> list[Part]:
+    """Return whether each test of the series is in a part on NPT, and `every` one in any."""
+    mine = [part for part in parts if not part.title.startswith("Linux ")]
+    on_npt = [part for part in mine if ", NPT, " in part.title]
+    looks = [("the series is run on NPT", tests.ours, on_npt)] * npt
+    looks += [("the kernel is run", tests.stock, mine)] * every
+    found = []
+    for what, choose, among in looks:
+        names = (outcome.name for part in among for outcome in part.outcomes)
+        known = {re.split("[ ,]", name)[0] for name in names}
+        missing = sorted({test.name.split()[0] for test in choose()} - known)
+        state = State.FAILED if missing else State.PASSED
+        reason = f"in no part: {' '.join(missing)}" if missing else ""
+        found.append(Outcome(f"each test of {what}", state, reason=reason))
+    return [Part("whole", found)] * bool(found)
 
 
 def _run(
