@@ -263,7 +263,7 @@ class Chosen(unittest.TestCase):
         self.assertEqual(some.pop(-2).partition(" -I")[0], ring)
         late = ["notifier, memory limit, eptad=0, traced"]
         more = [*late, "api, allow_smaller_maxphyaddr=1, traced", "PML is on", level]
-        plain = ["api", "dirty, exact", "level", "notifier, memory limit"]
+        plain = ["api", "dirty, exact", "level", "notifier"]
         self.assertEqual(some, [*plain, "dirty, exact, eptad=0, traced", *more])
         every = self.names(tests.all_on_ept())
         self.assertEqual(every[:5], ["api", "dirty", "level", "notifier", "vma"])
@@ -524,28 +524,16 @@ class Newer(_Suite):
             self.assertEqual("all" in self.asked[-1], every)
             self.assertEqual("--only" in self.asked[-1], not every)
 
-    def test_its_sources_are_prepared_beside_this_ones(self) -> None:
-        """Each waits for the other here; both are there before any test is run."""
+    def test_it_goes_on_beside_all_that_is_built(self) -> None:
         begun, done = threading.Event(), threading.Event()
 
         def tree(_: Sequence[str]) -> int:
             begun.set()
-            return int(not done.wait(60))
+            return 0 if done.wait(60) else 1
 
-        def ensure() -> None:
-            if not begun.wait(60):
-                raise LabError("one after the other")
-            done.set()
-
-        def unit() -> list[Outcome]:
-            self.assertEqual(self.asked[-1][-1], "tree")
-            return [outcome(PASSED)]
-
-        suite._steps.return_value = {"unit": [suite.Step("unit", unit, early=True)]}
-        suite.tree.ensure.side_effect = ensure
-        with mock.patch.object(suite, "_newer", return_value=[outcome(PASSED)]):
-            status = self.run_it("--only", "unit", "--only", "newer", ends=tree)
-        self.assertEqual(status, 0, self.out.getvalue())
+        suite.selftests.build.side_effect = lambda: begun.wait(60) and done.set()
+        self.run_it(ends=tree)
+        self.assertTrue(done.is_set())
 
     def test_what_does_not_fit_is_a_failure(self) -> None:
         """It says nothing, or another thing than its status."""

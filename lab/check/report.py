@@ -1,12 +1,11 @@
 """Show results: a table for each part, the words of what failed, and the last line."""
 
-import json
+import pickle
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -35,20 +34,13 @@ TOLD: list[Part] = []
 def save(path: Path, parts: Sequence[Part]) -> None:
     """Write the results where load() reads them."""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps([asdict(part) for part in parts]))
+    new.write_bytes(pickle.dumps(parts))
     new.rename(path)
 
 
 def load(path: Path) -> list[Part]:
     """Return the results that save() wrote."""
-    return [
-        Part(each["title"], [_outcome(**of) for of in each["outcomes"]], each["seconds"])
-        for each in json.loads(path.read_text())
-    ]
-
-
-def _outcome(*, state: str, parts: Sequence[str], **rest: Any) -> Outcome:  # noqa: ANN401
-    return Outcome(state=State(state), parts=tuple(parts), **rest)
+    return pickle.loads(path.read_bytes())
 
 
 def show(parts: Sequence[Part]) -> int:

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,22 +96,18 @@ def run(args: argparse.Namespace) -> int:
     wanted, every = args.tests.split(), args.every
     asked = args.only or [name for name in PARTS if name not in ASKED_FOR]
     only = [name for name in asked if name not in args.without]
-    newer = VERSIONS[VERSIONS.index(VERSION) + 1 :] if NEWER in only else ()
-    if wanted and not args.only:
-        newer = ()
-    build = not args.no_build
-    # What keeps them from being run is not to be found out in half an hour.
-    with ThreadPoolExecutor(len(VERSIONS)) as pool:
-        kept = {version: pool.submit(_kept_from, version, build=build) for version in newer}
-        known = _steps(wanted, every=every, lanes=args.lanes)
-        known[NEWER] = [
-            Step(f"Linux {version}", partial(_newer, version, args, job), early=True)
-            for version, job in kept.items()
-        ]
-        chosen = [step for name in known if name in only for step in known[name]]
-        parts = _run(
-            chosen, build=build, wanted=wanted, beside=[*kept.values()], lanes=args.lanes
-        )
+    newer = VERSIONS[VERSIONS.index(VERSION) + 1 :] if not wanted or args.only else ()
+    known = {
+        NEWER: [
+            Step(f"Linux {version}", partial(_newer, version, args), early=True)
+            for version in newer
+        ],
+        **_steps(wanted, every=every, lanes=args.lanes),
+    }
+    chosen = [step for name in known if name in only for step in known[name]]
+    parts = _run(chosen, build=not args.no_build, wanted=wanted, lanes=args.lanes)
+    # Others come first in what is shown.
+    parts.sort(key=lambda part: part.title.startswith("Linux "))
     if not wanted and not args.without and not report.count(parts)[State.FAILED]:
         parts += _whole(parts, npt="npt" in only, every=every and not args.only)
     if args.outcomes:
@@ -139,8 +135,12 @@ def _steps(wanted: Sequence[str], *, every: bool, lanes: int) -> dict[str, list[
     npt, checked = f"series' tests, NPT, {ON}, {_CHECKED}", {"checked": True}
     on_ept = partial(tests.all_on_ept, every=every)
     in_turns = partial(tests.in_turns, every=every)
+
     # What is the same for each series was run for the oldest.
-    units = partial(unit.run, every=every or VERSIONS[0] == VERSION)
+    def units() -> list[Outcome]:
+        tree.ensure()
+        return unit.run(every=every or VERSIONS[0] == VERSION)
+
     return {
         "lint": [Step("lint", _lint)],
         "unit": [Step("unit tests of the lab", units, early=True)],
@@ -197,27 +197,22 @@ def _run(
     *,
     build: bool,
     wanted: Sequence[str] = (),
-    beside: Sequence[Future[object]] = (),
     lanes: int = _LANES,
 ) -> list[Part]:
-    """Build and do the steps, the longest first, those that find all built before others.
-
-    Sources are unpacked and committed `beside` those of others, by one CPU each.
-    """
+    """Build and do the steps, the longest first, those that find all built before others."""
     building = Part("build")
     parts = {step.title: [Part(step.title)] for step in steps}
 
     def do(step: Step) -> None:
         if runs.STOPPING.is_set():
             return
-        found: Sequence[Outcome | Part] = ()
         with _part(parts[step.title][0]) as part:
             found = step.do()
             if not found and not wanted:
                 raise LabError("nothing was run")
             part.outcomes += [each for each in found if isinstance(each, Outcome)]
-        if more := [each for each in found if isinstance(each, Part)]:
-            parts[step.title] = more
+            more = [each for each in found if isinstance(each, Part)]
+            parts[step.title] = [*more, *[part] * bool(part.outcomes)] if more else [part]
 
     def built(*builders: Callable[[], object]) -> bool:
         with _part(building):
@@ -225,9 +220,6 @@ def _run(
                 builder()
         return not building.outcomes
 
-    # All look at it.
-    ready = not build or built(tree.ensure)
-    wait(beside)
     lanes = min(lanes, len(os.sched_getaffinity(0)))
     early = [step for step in steps if step.early]
     inorder = sorted((step for step in steps if not step.early), key=lambda step: -step.minutes)
@@ -235,10 +227,9 @@ def _run(
     first = [step for step in inorder if step.minutes and not step.checked][:lanes]
     later = [step for step in inorder if step not in first]
     with ThreadPoolExecutor(lanes) as pool:
-        jobs = [pool.submit(do, step) for step in early if ready]
-        ready = ready and (
-            not inorder
-            or built(selftests.build, partial(tests.ours, wanted), restore.build, modules.build)
+        jobs = [pool.submit(do, step) for step in early]
+        ready = not inorder or built(
+            selftests.build, partial(tests.ours, wanted), restore.build, modules.build
         )
         jobs += [pool.submit(do, step) for step in first if ready]
         if any(step.checked for step in later):
@@ -283,25 +274,14 @@ def _lint() -> list[Outcome]:
     ]
 
 
-def _kept_from(version: str, *, build: bool) -> Outcome | None:
-    """Return why another series can't be run here, if so."""
-    reason = "it takes root to build what is for it" if os.geteuid() else ""
-    for command in (("sh", "lab/setup.sh"), _lab("tree")) if build else ():
-        try:
-            if not reason and (status := _other(version, command)):
-                reason = f"status {status}, see above"
-        except LabError as error:
-            reason = str(error)
-    hint = f"{reason}; ARGS='--without {NEWER}' leaves it out"
-    return Outcome(f"Linux {version}", State.FAILED, reason=hint) if reason else None
-
-
-def _newer(
-    version: str, args: argparse.Namespace, kept: Future[Outcome | None]
-) -> list[Outcome | Part]:
+def _newer(version: str, args: argparse.Namespace) -> list[Outcome | Part]:
     """Run some of another series, or all: in a process of its own, which has one lane."""
-    if why := kept.result():
-        return [why]
+    hint = f"ARGS='--without {NEWER}' leaves it out"
+    if os.geteuid():
+        raise LabError(f"it takes root to build what is for it; {hint}")
+    for command in () if args.no_build else (("sh", "lab/setup.sh"), _lab("tree")):
+        if status := _other(version, command):
+            raise LabError(f"status {status}, see above; {hint}")
     outcomes = BUILD / f"outcomes-{version}-{os.getpid()}.json"
     only = [] if args.every else [word for name in OF_NEWER for word in ("--only", name)]
     options = [*only, *["--no-build"] * args.no_build, "--tests", args.tests, "--lanes", "1"]
@@ -316,8 +296,7 @@ def _newer(
     ]
     if not parts or bool(status) != bool(report.count(parts)[State.FAILED]):
         why = f"make test SERIES={version} ended with status {status}, see above"
-        wrong = Outcome(f"Linux {version}: done", State.FAILED, reason=why)
-        found.append(Part(f"Linux {version}", [wrong]))
+        found.append(Outcome(f"Linux {version}: done", State.FAILED, reason=why))
     return found
 
 
