@@ -34,22 +34,20 @@ class Ledger(unittest.TestCase):
         self.page = self.root / "README.md"
         begin = "<!-- the ledger: written by the lab -->"
         self.page.write_text(f"above\n{begin}\n<!-- end of the ledger -->\nbelow\n")
-        file = self.root / "docs" / "ledger.toml"
-        self.enterContext(mock.patch.multiple(ledger, ROOT=self.root, FILE=file))
-        self.enterContext(mock.patch.object(pages, "LAB", self.page))
-        chosen = {"SHARED": self.root / "build", "VERSION": "6.12", "TESTS_OF": "6.12"}
-        self.enterContext(
-            mock.patch.multiple(paths, LINUX=self.root / "build" / "linux", **chosen)
-        )
-        self.enterContext(mock.patch.dict(os.environ, KVER=""))
-        self.enterContext(mock.patch.object(ledger.debian, "unpacked", self.unpacked))
+        kernel = mock.Mock(return_value=mock.Mock(upload="6.12.117-1"))
+        chosen = {"VERSION": "6.12", "TESTS_OF": "6.12", "LINUX": self.root / "build" / "linux"}
+        for patch in (
+            mock.patch.multiple(ledger, ROOT=self.root, FILE=self.root / "docs/ledger.toml"),
+            mock.patch.object(pages, "LAB", self.page),
+            mock.patch.multiple(paths, SHARED=self.root / "build", **chosen),
+            mock.patch.dict(os.environ, KVER=""),
+            mock.patch.object(ledger.debian, "unpacked", kernel),
+        ):
+            self.enterContext(patch)
         self.git("init", "-q")
         self.commit("README.md", "docs")
         self.addCleanup(report.ENDED.clear)
         self.addCleanup(report.TOLD.clear)
-
-    def unpacked(self) -> mock.Mock:
-        return mock.Mock(upload="6.12.117-1")
 
     def git(self, *words: str) -> None:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -83,17 +81,15 @@ class Ledger(unittest.TestCase):
     def test_what_came_of_a_run_is_written(self) -> None:
         report.ENDED.update(SOME)
         self.assertEqual(self.run_it("test", "cover"), 0)
-        (key, entry), *more = ledger.load().items()
-        self.assertEqual((key, more), (("6.12", "test cover"), []))
-        self.assertEqual((entry.passed, entry.failed, entry.skipped), (3, 0, 1))
-        self.assertEqual((entry.edits, entry.upload), (False, "6.12.117-1"))
-        self.assertEqual(entry.date, datetime.datetime.now(datetime.UTC).date())
-        came = f"3 passed, 0 failed, 1 skipped: {entry.commit[:8]}, {entry.date}"
-        row = f"| `test WHAT=cover` | {came} |"
-        self.assertIn(row, self.page.read_text())
-        self.assertIn("| `test WHAT=fuzz` | never | never |", self.page.read_text())
-        self.assertTrue(self.page.read_text().startswith("above\n"))
-        self.assertTrue(self.page.read_text().endswith("below\n"))
+        ((key, entry),) = ledger.load().items()
+        today = datetime.datetime.now(datetime.UTC).date()
+        wanted = ledger.Entry(entry.commit, today, 0, 3, 0, 1, False, "6.12.117-1")
+        self.assertEqual((key, entry), (("6.12", "test cover"), wanted))
+        page = self.page.read_text()
+        came = f"3 passed, 0 failed, 1 skipped: {entry.commit[:8]}, {today}"
+        self.assertIn(f"| `test WHAT=cover` | {came} |", page)
+        self.assertIn("| `test WHAT=fuzz` | never | never |", page)
+        self.assertRegex(page, r"^above\n(?s:.*)\nbelow\n$")
 
     def test_what_is_written_is_no_edit(self) -> None:
         """Others are."""
@@ -160,11 +156,11 @@ class Ledger(unittest.TestCase):
 
     def test_the_commit_is_the_one_that_was_begun_with(self) -> None:
         run = ledger.begin(lab.parser().parse_args(["test fuzz"]), lab.parser().parse_args)
+        before = ledger.Git(self.root).commit()
         self.commit()
         assert run
         run.end(0)
-        head = ledger.Git(self.root).commit()
-        self.assertFalse(head.startswith(ledger.load()["6.12", "test fuzz"].commit))
+        self.assertTrue(before.startswith(ledger.load()["6.12", "test fuzz"].commit))
 
     def test_lint_warns(self) -> None:
         self.run_it("test", "fuzz")
@@ -188,13 +184,13 @@ class Ledger(unittest.TestCase):
     def test_table_and_file_agree(self) -> None:
         ledger.SHOWN.write()
         self.said()
-        text = self.page.read_text()
-        self.page.write_text(text.replace("never", "passed", 1))
-        with self.assertRaisesRegex(LabError, "make docs"):
-            ledger.check()
-        self.page.write_text("none")
-        with self.assertRaisesRegex(LabError, "no lines"):
-            ledger.check()
+        for text, wrong in (
+            (self.page.read_text().replace("never", "passed", 1), "make docs"),
+            ("none", "no lines"),
+        ):
+            self.page.write_text(text)
+            with self.assertRaisesRegex(LabError, wrong):
+                ledger.check()
 
 
 class Here(unittest.TestCase):
@@ -234,16 +230,13 @@ class Make(unittest.TestCase):
             self.assertEqual(re.findall(r"^#: (\S+)", part, re.M), list(whats))
 
     def test_what(self) -> None:
-        self.assertEqual(lab.words(["test"]), ["test"])
-        self.assertEqual(lab.words(["test", "--only", "npt"]), ["test", "--only", "npt"])
-        self.assertEqual(
-            lab.words(["test", "fuzz", "--seed", "1"]), ["test fuzz", "--seed", "1"]
-        )
+        for given, words in (
+            (["test"], ["test"]),
+            (["test", "--only", "npt"], ["test", "--only", "npt"]),
+            (["test", "fuzz", "--seed", "1"], ["test fuzz", "--seed", "1"]),
+        ):
+            self.assertEqual(lab.words(given), words)
         with redirect_stderr(io.StringIO()) as error:
             self.assertEqual(lab.main(["bench", "dx"]), 1)
         self.assertEqual(error.getvalue().count("\n"), 1)
         self.assertIn("make bench has no WHAT=dx: choose bulk, dax, ", error.getvalue())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -10,10 +10,11 @@ import datetime
 import json
 import os
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import product
 
 from lab import paths
 from lab.check import debug, pages, report
@@ -174,10 +175,10 @@ def table() -> str:
     entries = load()
     lines = [f"| target | {' | '.join(VERSIONS)} |\n", f"|---|{'---|' * len(VERSIONS)}\n"]
     for target in TARGETS:
-        cells = (
-            str(entries.get((version, target), "never")) if is_of(version, target) else "none"
-            for version in VERSIONS
-        )
+        cells = [
+            str(entries.get((each, target), "never")) if is_of(each, target) else "none"
+            for each in VERSIONS
+        ]
         lines.append(f"| `{shown(target)}` | {' | '.join(cells)} |\n")
     return "".join(lines)
 
@@ -188,20 +189,12 @@ SHOWN = pages.Shown("the ledger", table)
 def check() -> None:
     """LabError if lab/README.md shows another ledger; print which targets to run again."""
     SHOWN.check()
-    for line in warnings():
-        print(f"warning: ledger: {line}")
-
-
-def warnings() -> Iterator[str]:
-    """Return what keeps the ledger from being green, and of which targets."""
-    entries, found = load(), {}
-    for version in VERSIONS:
-        for target in TARGETS:
-            why = wrong(version, entries.get((version, target)))
-            if why and is_of(version, target):
-                found.setdefault((version, why), []).append(target)
+    entries, found = load(), defaultdict(list)
+    for version, target in product(VERSIONS, TARGETS):
+        if is_of(version, target) and (why := wrong(version, entries.get((version, target)))):
+            found[version, why].append(shown(target))
     for (version, why), targets in found.items():
-        yield f"{version}, {why}: {', '.join(map(shown, targets))}"
+        print(f"warning: ledger: {version}, {why}: {', '.join(targets)}")
 
 
 def wrong(version: str, entry: Entry | None) -> str:
