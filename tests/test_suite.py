@@ -820,29 +820,41 @@ class Failing(unittest.TestCase):
 """
 
 
+_OF_SERIES = "from lab.paths import LINUX{}\nimport subprocess\ndef test_it():\n    {}\n"
+_FILES = {
+    "test_a": _UNIT_TESTS,
+    "test_unreadable": "import nothing_such",
+    "test_dying": "import os\ndef test_it():\n    os._exit(0)",
+    "test_plain": _OF_SERIES.format("", "pass"),
+    "test_opening": _OF_SERIES.format("", "LINUX.joinpath('Makefile').read_text()"),
+    "test_running": _OF_SERIES.format("", "subprocess.run(['true', LINUX])"),
+    "test_naming": _OF_SERIES.format(", VERSION", "pass"),
+}
+_STATES = {
+    **dict.fromkeys(("Case.test_failing", "Case.test_sub_failing", "Failing.test_it"), FAILED),
+    **dict.fromkeys(("Case.test_skipped", "Case.test_sub_skipped"), SKIPPED),
+    "Case.test_printing": PASSED,
+}
+
+
 class Unit(unittest.TestCase):
-    """What comes of unit tests is told as such, wherever it happens."""
-
-    def found(self, text: str) -> dict[str, Outcome]:
+    def test_whatever_happens_is_told_as_such(self) -> None:
+        """Also what depends on the series unseen: by a file, a program, a name."""
         with tempfile.TemporaryDirectory() as scratch:
-            Path(scratch, "test_it.py").write_text(text)
+            for name, text in _FILES.items():
+                Path(scratch, f"{name}.py").write_text(text)
+            conftest = Path(__file__).with_name("conftest.py").read_text()
+            Path(scratch, "conftest.py").write_text(conftest)
             with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
-                outcomes = unit.run(Path(scratch))
+                found = {each.name.partition("test_")[2]: each for each in unit.run(scratch)}
         self.assertEqual(out.getvalue(), "")
-        return {each.name.rpartition(".")[2]: each for each in outcomes}
-
-    def test_states(self) -> None:
-        found = self.found(_UNIT_TESTS)
-        states = {name: each.state for name, each in found.items()}
-        wrong = dict.fromkeys(("test_failing", "test_sub_failing", "test_it"), FAILED)
-        left = dict.fromkeys(("test_skipped", "test_sub_skipped"), SKIPPED)
-        self.assertEqual(states, wrong | left | {"test_printing": PASSED})
-        self.assertEqual(found["test_skipped"].reason, "not of this series")
-        self.assertIn("the reason", found["test_failing"].output)
-
-    def test_what_can_not_be_read_is_a_failure(self) -> None:
-        (found,) = self.found("import nothing_such").values()
-        self.assertEqual(found.state, FAILED)
-        self.assertEqual(
-            self.found("def test_a():\n    import os; os._exit(0)")["test_a"].state, FAILED
-        )
+        states = {f"a.{name}": state for name, state in _STATES.items()} | {
+            "unreadable": FAILED
+        }
+        wrong = dict.fromkeys(("dying", "opening", "running", "naming"), FAILED)
+        states |= {
+            f"{name}.test_it": state for name, state in (wrong | {"plain": PASSED}).items()
+        }
+        self.assertEqual({name: each.state for name, each in found.items()}, states)
+        self.assertEqual(found["a.Case.test_skipped"].reason, "not of this series")
+        self.assertIn("the reason", found["a.Case.test_failing"].output)

@@ -27,7 +27,7 @@ _PYTEST = (
 _STATES = {"failure": State.FAILED, "error": State.FAILED, "skipped": State.SKIPPED}
 
 
-def run(folder: Path = ROOT / "tests", *, every: bool = True) -> list[Outcome]:
+def run(folder: str | Path = ROOT / "tests", *, every: bool = True) -> list[Outcome]:
     """Return what came of `every` one, or those that depend on the series, see conftest.py."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.xml")
