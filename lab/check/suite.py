@@ -99,14 +99,14 @@ def run(args: argparse.Namespace) -> int:
     newer = VERSIONS[VERSIONS.index(VERSION) + 1 :] if not wanted or args.only else ()
     known = {
         NEWER: [
-            Step(f"Linux {version}", partial(_newer, version, args), early=True)
+            Step(f"Linux {version}", partial(_newer, version, args), early=True, minutes=25)
             for version in newer
         ],
         **_steps(wanted, every=every, lanes=args.lanes),
     }
     chosen = [step for name in known if name in only for step in known[name]]
     parts = _run(chosen, build=not args.no_build, wanted=wanted, lanes=args.lanes)
-    # Others come first in what is shown.
+    # What is of others is shown last.
     parts.sort(key=lambda part: part.title.startswith("Linux "))
     if not wanted and not args.without and not report.count(parts)[State.FAILED]:
         parts += _whole(parts, npt="npt" in only, every=every and not args.only)
@@ -224,7 +224,8 @@ def _run(
     early = [step for step in steps if step.early]
     inorder = sorted((step for step in steps if not step.early), key=lambda step: -step.minutes)
     # As many as there is room for: what waits is taken in order.
-    first = [step for step in inorder if step.minutes and not step.checked][:lanes]
+    room = max(lanes - sum(step.minutes > 0 for step in early), 1)
+    first = [step for step in inorder if step.minutes and not step.checked][:room]
     later = [step for step in inorder if step not in first]
     with ThreadPoolExecutor(lanes) as pool:
         jobs = [pool.submit(do, step) for step in early]
