@@ -36,6 +36,7 @@ from lab.machine import ept, npt, runs
 from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
 from lab.measure import bench, bulk, dax, locking, perf, reclaim, scale, sparse, working_set
+from lab.paths import SELFTESTS
 from lab.source import docs, refresh, series, tree
 
 Configure = Callable[[argparse.ArgumentParser], None]
@@ -68,35 +69,15 @@ def _run(args: argparse.Namespace) -> int:
         raise LabError("--quantum is of EPT: add --backend ept")
     if not args.stock:
         modules.build(checked=args.checked)
-    if args.backend == "ept":
-        return _run_on_bochs(args)
-    return npt.command(
-        args.cmd,
-        cpus=args.cpus,
-        mem=args.mem,
-        params=args.params,
-        icount=args.icount,
-        stock=args.stock,
-        machine=args.machine,
-        checked=args.checked,
-        timeout=args.timeout,
-    ).status
-
-
-def _run_on_bochs(args: argparse.Namespace) -> int:
-    """Programs of build/selftests that the command names go along."""
+    names = ["params", "cpus", "stock", "checked", "timeout"]
+    names += ["quantum"] if args.backend == "ept" else ["mem", "icount", "machine"]
+    options = {name: getattr(args, name) for name in names}
+    if args.backend == "npt":
+        return npt.command(args.cmd, **options).status
+    # Programs of build/selftests that the command names go along.
     named = [paths.ROOT / word for word in args.cmd.split()]
-    done = ept.run(
-        [Command(args.cmd)],
-        [path for path in named if path.is_file() and path.is_relative_to(paths.SELFTESTS)],
-        args.params,
-        stock=args.stock,
-        checked=args.checked,
-        timeout=args.timeout,
-        cpus=args.cpus,
-        quantum=args.quantum,
-        live=sys.stdout.buffer,
-    )
+    programs = [path for path in named if path.is_file() and path.is_relative_to(SELFTESTS)]
+    done = ept.run([Command(args.cmd)], programs, live=sys.stdout.buffer, **options)
     if done.died:
         raise LabError(done.died)
     return done.status

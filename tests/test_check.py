@@ -75,11 +75,9 @@ class Options(_Program):
                 self.assert_refused(2, said, option, value)
                 self.assert_refused(2, f"from {least} to {most}\n", option, value)
 
-    def test_unknown(self) -> None:
+    def test_unknown_and_no_value(self) -> None:
         for arguments in (("-x",), ("--jsn",), ("file",), ("--help=yes",), ("-m", "64", "x")):
             self.assert_refused(2, "see --help", *arguments)
-
-    def test_no_value(self) -> None:
         for option in ("-m", "-c", "-r", "-g", "--json"):
             self.assert_refused(2, f"{option} lacks its value", option)
 
@@ -87,18 +85,16 @@ class Options(_Program):
         if (cpus := len(os.sched_getaffinity(0))) < 64:
             self.assert_refused(2, f"may use {cpus} CPUs", "-c", str(cpus + 1))
 
-    def test_more_memory_than_half_of_what_is_available(self) -> None:
-        self.available(GIB)
-        self.assert_refused(2, "give no more than 512", "-m", "528")
-        self.assert_refused(1, "/dev/kvm", "-m", "512")
-
-    def test_less_memory_by_default(self) -> None:
-        self.available(GIB // 8)
-        self.assert_refused(1, "/dev/kvm", "-c", "1")
-
-    def test_too_little_memory(self) -> None:
-        self.available(GIB // 64)
-        self.assert_refused(1, "free some")
+    def test_memory(self) -> None:
+        """No more than half of what is available; less by default, if there is enough."""
+        for kib, status, said, arguments in (
+            (GIB, 2, "give no more than 512", ("-m", "528")),
+            (GIB, 1, "/dev/kvm", ("-m", "512")),
+            (GIB // 8, 1, "/dev/kvm", ("-c", "1")),
+            (GIB // 64, 1, "free some", ()),
+        ):
+            self.available(kib)
+            self.assert_refused(status, said, *arguments)
 
     def test_help_names_all(self) -> None:
         done = self.run_program("--help")
@@ -111,14 +107,11 @@ class Hosts(_Program):
     """Those that can't be measured are told in a line, with status 1."""
 
     def test_no_kvm(self) -> None:
-        self.assert_refused(1, "/dev/kvm: No such file or directory; load kvm_intel or kvm_amd")
-
-    def test_not_kvm(self) -> None:
+        """It is not there, not KVM's, or not for this user."""
+        none = "/dev/kvm: No such file or directory; load kvm_intel or kvm_amd"
+        self.assert_refused(1, none)
         (self.host / "dev/kvm").write_text("")
         self.assert_refused(1, "/dev/kvm is not")
-
-    def test_no_permission(self) -> None:
-        (self.host / "dev/kvm").write_text("")
         (self.host / "dev/kvm").chmod(0)
         said = "/dev/kvm: Permission denied; be root"
         self.assert_refused(1, said, user="65534:65534")

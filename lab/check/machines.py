@@ -12,7 +12,7 @@ from lab.check.outcome import NOT_RUN, Outcome, State, judge
 from lab.check.tests import Test
 from lab.machine import ept, npt
 from lab.machine.result import Command, Ended, Result, Run
-from lab.paths import BUILD, ROOT
+from lab.paths import BUILD, ROOT, VERSION, VERSIONS
 
 _LONGEST = 1200
 _BOOTS = 3
@@ -127,7 +127,8 @@ def _deaths(run: Run, died: str) -> list[Outcome]:
 
 
 def _tell(label: str, outcome: Outcome) -> None:
-    """Show what is known by now."""
+    """Show what is known by now; another series runs beside the oldest."""
+    label = label if VERSIONS[0] == VERSION else f"{VERSION} {label}"
     print(f"  {outcome.state:8}{outcome.seconds:6.1f} s  {label}: {outcome.name}", flush=True)
     if outcome.state is State.FAILED:
         print(indent(outcome.tail, " " * 8), flush=True)

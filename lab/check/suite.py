@@ -270,7 +270,7 @@ def _lint() -> list[Outcome]:
         "sparse": "\n".join(sparse.judge(sparse.list_new())),
     }
     return [
-        Outcome(name, State.FAILED if wrong else State.PASSED, reason=wrong)
+        Outcome(name, State.FAILED if wrong else State.PASSED, output=wrong)
         for name, wrong in found.items()
     ]
 
