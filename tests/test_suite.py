@@ -208,8 +208,9 @@ class Chosen(unittest.TestCase):
     def test_whatever_is_not_known_to_be_of_cpus_is_of_memory(self) -> None:
         first, perf, ring, last = self.names(tests.of_memory())
         self.assertEqual([first, perf.partition(" ")[0], last], ["a", "dirty_log_perf", "smm"])
-        # Of the longest, two are left out.
         self.assertIn("dirty_log -M dirty-ring", ring)
+        # Of the longest, two were left out.
+        self.assertEqual(len(tests.of_memory(every=True)), 6)
 
     def test_churn_is_plain_on_another_machine(self) -> None:
         churn = "global_tdp_churn_test"

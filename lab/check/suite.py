@@ -418,9 +418,9 @@ def _own_tests(*, every: bool) -> list[Step]:
         found = on_ours([test for test in chosen if not test.left_out], 0)
         return compare.judge(chosen, found, on_stock, on_ours)
 
-    ways = [(OFF, tests.of_memory, 6), (ON, tests.stock if every else tests.of_memory, 6)]
-    if every:
-        ways.append((SHARED, tests.of_memory, 6))
+    of_memory = partial(tests.of_memory, every=every)
+    ways = [(OFF, of_memory, 6), (ON, tests.stock if every else of_memory, 6)]
+    ways += [(SHARED, of_memory, 6)] * every
     return [
         Step(f"kernel's own tests, {params}", partial(ours, params, choose), minutes=minutes)
         for params, choose, minutes in ways

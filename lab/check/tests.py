@@ -319,10 +319,11 @@ def stock(wanted: Sequence[str] = ()) -> list[Test]:
     return _stock(name for name in _kernels() if not wanted or name in wanted)
 
 
-def of_memory() -> list[Test]:
-    """Return the tests the kernel already has, but those of CPUs, and the longest."""
+def of_memory(*, every: bool = False) -> list[Test]:
+    """Return the tests the kernel already has, but those of CPUs; the longest if `every`."""
     of_memory = _stock(name for name in _kernels() if not _OF_CPUS.fullmatch(name))
-    return [test for test in of_memory if test.name not in DATA["kernels"]["longest"]]
+    longest = () if every else DATA["kernels"]["longest"]
+    return [test for test in of_memory if test.name not in longest]
 
 
 def private(wanted: Sequence[str] = ()) -> list[Test]:
