@@ -207,16 +207,17 @@ class Status(unittest.TestCase):
         results = [Result(number, status=status) for number, status in enumerate(statuses)]
         return Run(Path(), results, **known).status
 
-    def test_the_first_that_failed(self) -> None:
-        self.assertEqual(self.status(0, 3, 4), 3)
-        self.assertEqual(self.status(0, 0), 0)
-
-    def test_a_kernel_that_complained(self) -> None:
-        self.assertEqual(self.status(0, splats=["WARNING"]), COMPLAINED)
-        self.assertEqual(self.status(3, splats=["WARNING"]), 3)
-
-    def test_a_machine_that_died(self) -> None:
-        self.assertEqual(self.status(0, None, died="it did"), TIMED_OUT)
+    def test_of_what_comes_first(self) -> None:
+        """A command that failed, a kernel that complained, a machine that died."""
+        splats, died = {"splats": ["WARNING"]}, {"died": "it did"}
+        for statuses, known, status in (
+            ((0, 0), {}, 0),
+            ((0, 3, 4), {}, 3),
+            ((0,), splats, COMPLAINED),
+            ((3,), splats, 3),
+            ((0, None), died, TIMED_OUT),
+        ):
+            self.assertEqual(self.status(*statuses, **known), status)
 
 
 if __name__ == "__main__":
