@@ -18,17 +18,16 @@ enum gtdp_mode {
 	GTDP_ASK,	/* new ones whose VMM asks for it */
 	GTDP_ALWAYS,	/* all new ones */
 	GTDP_NEVER,	/* none: those that exist stop using it */
+	NR_GTDP_MODES,
 };
 
+/* The names, and what else is taken for them. */
 static const char * const gtdp_modes[] = {
-	[GTDP_ASK]	= "ask",
-	[GTDP_ALWAYS]	= "always",
-	[GTDP_NEVER]	= "never",
-};
-
-/* Each is GTDP_ASK, or GTDP_ALWAYS in the second half. */
-static const char * const gtdp_bools[] = {
-	"0", "N", "n", "off", "1", "Y", "y", "on",
+	[GTDP_ASK]			= "ask",
+	[GTDP_ALWAYS]			= "always",
+	[GTDP_NEVER]			= "never",
+	[GTDP_ASK + NR_GTDP_MODES]	= "0",
+	[GTDP_ALWAYS + NR_GTDP_MODES]	= "1",
 };
 
 static enum gtdp_mode __read_mostly global_tdp = GTDP_ASK;
@@ -38,19 +37,14 @@ static int gtdp_set_mode(const char *val, const struct kernel_param *kp)
 	int mode = val ? sysfs_match_string(gtdp_modes, val) : GTDP_ALWAYS;
 	struct kvm *kvm;
 
-	/* Not kstrtobool(), which takes "nevr" for "no". */
-	if (mode < 0) {
-		mode = sysfs_match_string(gtdp_bools, val);
-		if (mode < 0)
-			return mode;
-		mode = mode < ARRAY_SIZE(gtdp_bools) / 2 ? GTDP_ASK : GTDP_ALWAYS;
-	}
-	WRITE_ONCE(global_tdp, mode);
+	if (mode < 0)
+		return mode;
+	WRITE_ONCE(global_tdp, mode % NR_GTDP_MODES);
 
 	/* kvm_destroy_vm() takes the VM off the list before it stops the follower. */
 	guard(mutex)(&kvm_lock);
 	list_for_each_entry(kvm, &vm_list, vm_list) {
-		if (kvm_gtdp_ever_enabled(kvm))
+		if (kvm_gtdp(kvm))
 			gtdp_kick_follower(kvm->arch.gtdp);
 	}
 	return 0;
@@ -101,6 +95,7 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 	int cached;
 	long r;
 
+	end = gtdp_region_end(start, end);
 	r = kvm_tdp_populate(p, start, end);
 	if (r < 0 || p->absent == absent || start >= tdp_root_nr_gfns(p->role.level))
 		return r;
@@ -122,61 +117,31 @@ static long gtdp_populate_cached(struct kvm_tdp_populate *p, gfn_t start, gfn_t 
 	return r;
 }
 
-static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end)
+static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end, bool cached)
 {
-	const gfn_t slot_end = min(end, gtdp_slot_end(p->slot));
-	int scans;
+	const gfn_t base = round_down(*gfn, SPTE_ENT_PER_PAGE);
+	int scans = GTDP_PAGES_PER_BATCH / KVM_PAGES_PER_HPAGE(PG_LEVEL_2M);
+	unsigned int run_end;
 	long n;
 
-	for (scans = 0; *gfn < slot_end && scans < GTDP_SCANS_PER_BATCH; scans++) {
-		n = kvm_tdp_populate(p, *gfn, slot_end);
+	end = min(end, gtdp_slot_end(p->slot));
+	for (; *gfn < end && scans; scans--) {
+		/* Begin with what is wanted, and don't make a page table for nothing. */
+		if (p->wanted)
+			*gfn = base + tdp_next_run(p, *gfn - base, end - base, &run_end);
+		if (*gfn == end)
+			break;
+
+		n = cached ? gtdp_populate_cached(p, *gfn, end) : kvm_tdp_populate(p, *gfn, end);
 		if (n < 0)
 			return n;
 
+		/* To map a region on the host takes as long as eight scans do. */
 		*gfn += n;
-		if (need_resched())
+		if (cached || need_resched())
 			break;
 	}
 
-	return 0;
-}
-
-/* Runs of pages that are wanted, per scan: they take less than twice as long as a region. */
-#define GTDP_RUNS_PER_SCAN	32
-
-/*
- * What is wanted of one 2MiB region, or some runs of that.  To map a region on the host
- * takes as long as eight scans do.
- */
-static int gtdp_populate_region(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end, bool cached)
-{
-	const gfn_t region_end = gtdp_region_end(*gfn, min(end, gtdp_slot_end(p->slot)));
-	const gfn_t base = round_down(*gfn, SPTE_ENT_PER_PAGE);
-	gfn_t start = region_end, stop = region_end;
-	unsigned int i, run_end, runs = 0;
-	long n;
-
-	for_each_wanted_run(p, i, run_end, *gfn - base, region_end - base) {
-		if (!runs++)
-			start = base + i;
-		stop = base + run_end;
-		if (runs == GTDP_RUNS_PER_SCAN)
-			break;
-	}
-
-	/* Don't make a page table for nothing. */
-	if (!runs) {
-		*gfn = region_end;
-		return 0;
-	}
-
-	n = cached ? gtdp_populate_cached(p, start, stop) : kvm_tdp_populate(p, start, stop);
-	if (n < 0)
-		return n;
-
-	*gfn = start + n;
-	if (*gfn == stop && runs < GTDP_RUNS_PER_SCAN)
-		*gfn = region_end;
 	return 0;
 }
 
@@ -224,14 +189,11 @@ static int gtdp_populate_batch(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end
 	if (!p->slot)
 		return p->wanted ? 0 : -ENOENT;
 
-	if (p->wanted || cached)
-		return gtdp_populate_region(p, gfn, end, cached);
-
 	if (!(range->flags & KVM_POPULATE_ASYNC))
-		return gtdp_populate_slot(p, gfn, end);
+		return gtdp_populate_slot(p, gfn, end, cached);
 
 	slot_end = min3(end, gtdp_slot_end(p->slot),
-			*gfn + GTDP_REGIONS_PER_BATCH * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
+			*gfn + GTDP_PAGES_PER_BATCH * KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
 	gtdp_mark(kvm->arch.gtdp, p->slot, *gfn, slot_end, GTDP_NEW);
 	*gfn = slot_end;
 	return 0;
@@ -271,6 +233,8 @@ static int gtdp_populate_bitmap(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t en
 		return 0;
 	}
 
+	/* What is behind the last one that is wanted may be changing, or unusable. */
+	end = round_down(*gfn, SPTE_ENT_PER_PAGE) + find_last_bit(wanted, SPTE_ENT_PER_PAGE) + 1;
 	p->wanted = wanted;
 	r = gtdp_populate_batch(p, gfn, end, range);
 	p->wanted = NULL;
@@ -370,7 +334,7 @@ int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
 	r = gtdp_populate(kvm, &range);
 
 	if (range.flags & KVM_POPULATE_ASYNC)
-		gtdp_wake_follower(kvm->arch.gtdp, true);
+		gtdp_wake_follower(kvm->arch.gtdp, GTDP_URGENT);
 
 	if (copy_to_user(argp, &range, sizeof(range)))
 		return -EFAULT;
@@ -508,9 +472,13 @@ int kvm_gtdp_init_vm(struct kvm *kvm)
 	return 0;
 }
 
-/* Give memslots that exist already what new ones get. */
-static int gtdp_alloc_slots(struct kvm *kvm)
+/*
+ * Have memslots that exist tracked: forget what is marked, and have the follower scan what
+ * it would follow.  Memory for it is allocated the first time, i.e. with nothing on.
+ */
+static int gtdp_track_slots(struct kvm *kvm, u64 features)
 {
+	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 	struct kvm_memory_slot *slot;
 	struct kvm_memslots *slots;
 	int i, bkt, r;
@@ -522,31 +490,16 @@ static int gtdp_alloc_slots(struct kvm *kvm)
 	for (i = 0; i < kvm_arch_nr_memslot_as_ids(kvm); i++) {
 		slots = __kvm_memslots(kvm, i);
 		kvm_for_each_memslot(slot, bkt, slots) {
-			if (slot->arch.gtdp_regions)
-				continue;
-
-			r = kvm_gtdp_alloc_slot(kvm, slot);
+			r = slot->arch.gtdp_regions ? 0 : kvm_gtdp_alloc_slot(kvm, slot);
 			if (r)
 				return r;
+
+			gtdp_mark(gtdp, slot, slot->base_gfn, gtdp_slot_end(slot),
+				  !i && (features & KVM_GLOBAL_TDP_FOLLOW) ? GTDP_NEW : GTDP_DONE);
 		}
 	}
 
 	return 0;
-}
-
-/* Forget what is marked, and have the follower scan what it would follow. */
-static void gtdp_mark_all(struct kvm *kvm, u64 features)
-{
-	struct kvm_memory_slot *slot;
-	struct kvm_memslots *slots;
-	int i, bkt;
-
-	for (i = 0; i < kvm_arch_nr_memslot_as_ids(kvm); i++) {
-		slots = __kvm_memslots(kvm, i);
-		kvm_for_each_memslot(slot, bkt, slots)
-			gtdp_mark(kvm->arch.gtdp, slot, slot->base_gfn, gtdp_slot_end(slot),
-				  !i && (features & KVM_GLOBAL_TDP_FOLLOW) ? GTDP_NEW : GTDP_DONE);
-	}
 }
 
 /*
@@ -611,16 +564,16 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 	if (kvm->arch.gtdp->features == features)
 		return 0;
 
-	r = gtdp_alloc_slots(kvm);
+	if (kvm->arch.gtdp->features)
+		gtdp_disable(kvm);
+
+	r = gtdp_track_slots(kvm, features);
 	if (r)
 		return r;
 
-	if (kvm->arch.gtdp->features)
-		gtdp_disable(kvm);
-	gtdp_mark_all(kvm, features);
 	WRITE_ONCE(kvm->arch.gtdp->features, features);
 	if (features & KVM_GLOBAL_TDP_FOLLOW)
-		gtdp_wake_follower(kvm->arch.gtdp, true);
+		gtdp_wake_follower(kvm->arch.gtdp, GTDP_URGENT);
 	return 0;
 }
 
@@ -633,16 +586,3 @@ void kvm_gtdp_forbid(struct kvm *kvm)
 		gtdp_disable(kvm);
 }
 EXPORT_SYMBOL_FOR_KVM_INTERNAL(kvm_gtdp_forbid);
-
-void kvm_gtdp_pre_destroy_vm(struct kvm *kvm)
-{
-	if (kvm->arch.gtdp)
-		gtdp_stop(kvm->arch.gtdp);
-}
-
-void kvm_gtdp_destroy_vm(struct kvm *kvm)
-{
-	/* Devices are destroyed later, and may zap what is not there anymore. */
-	kfree(kvm->arch.gtdp);
-	kvm->arch.gtdp = NULL;
-}

@@ -6,24 +6,36 @@
 
 #include "mmu_internal.h"
 
+struct tdp_iter;
+
 /*
  * Global TDP builds the VM's TDP page tables ahead of the vCPUs' faults, see
  * Documentation/virt/kvm/global_tdp.rst.  These are all the hooks that the rest
  * of KVM calls; each does nothing for VMs without it.
+ *
+ * NULL if the VM never had it, i.e. nothing was mapped ahead.
  */
+static inline struct kvm_gtdp *kvm_gtdp(struct kvm *kvm)
+{
+	return IS_ENABLED(CONFIG_X86_64) ? READ_ONCE(kvm->arch.gtdp) : NULL;
+}
+
 #ifdef CONFIG_X86_64
-
-struct tdp_iter;
-
 int kvm_gtdp_init_vm(struct kvm *kvm);
-void kvm_gtdp_pre_destroy_vm(struct kvm *kvm);
-void kvm_gtdp_destroy_vm(struct kvm *kvm);
-/* The VM turned out to be confidential. */
-void kvm_gtdp_forbid(struct kvm *kvm);
-
 /* What the VM may have, or, if @kvm is NULL, what any VM may have. */
 u64 kvm_gtdp_supported(struct kvm *kvm);
 int kvm_gtdp_enable(struct kvm *kvm, u64 features);
+#else
+static inline int kvm_gtdp_init_vm(struct kvm *kvm) { return 0; }
+static inline u64 kvm_gtdp_supported(struct kvm *kvm) { return 0; }
+static inline int kvm_gtdp_enable(struct kvm *kvm, u64 features) { return features ? -EINVAL : 0; }
+#endif
+
+/* The VM is going away. */
+void kvm_gtdp_stop(struct kvm_gtdp *gtdp);
+/* The VM turned out to be confidential. */
+void kvm_gtdp_forbid(struct kvm *kvm);
+
 int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp);
 int kvm_vm_ioctl_harvest_accessed(struct kvm *kvm, void __user *argp);
 
@@ -31,7 +43,7 @@ int kvm_vm_ioctl_harvest_accessed(struct kvm *kvm, void __user *argp);
 bool __kvm_gtdp_has(struct kvm *kvm, u64 features);
 static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features)
 {
-	return unlikely(kvm->arch.gtdp) && __kvm_gtdp_has(kvm, features);
+	return unlikely(kvm_gtdp(kvm)) && __kvm_gtdp_has(kvm, features);
 }
 
 /* Map what is present; returns how many bytes at the start of @range are mapped. */
@@ -39,27 +51,21 @@ u64 __kvm_gtdp_prefault(struct kvm_vcpu *vcpu, const struct kvm_pre_fault_memory
 static inline u64 kvm_gtdp_prefault(struct kvm_vcpu *vcpu,
 				    const struct kvm_pre_fault_memory *range)
 {
-	return unlikely(vcpu->kvm->arch.gtdp) ? __kvm_gtdp_prefault(vcpu, range) : 0;
+	return unlikely(kvm_gtdp(vcpu->kvm)) ? __kvm_gtdp_prefault(vcpu, range) : 0;
 }
 
 /* Has the VM any feature?  The deletion of memslots depends on that, not on the parameter. */
 bool __kvm_gtdp_enabled(struct kvm *kvm);
 static inline bool kvm_gtdp_enabled(struct kvm *kvm)
 {
-	return unlikely(kvm->arch.gtdp) && __kvm_gtdp_enabled(kvm);
-}
-
-/* Is there, or may there be, anything that was mapped ahead? */
-static inline bool kvm_gtdp_ever_enabled(struct kvm *kvm)
-{
-	return READ_ONCE(kvm->arch.gtdp);
+	return unlikely(kvm_gtdp(kvm)) && __kvm_gtdp_enabled(kvm);
 }
 
 /* There is a vCPU; have a follower if there is none. */
 void __kvm_gtdp_want_follower(struct kvm *kvm);
 static inline void kvm_gtdp_want_follower(struct kvm *kvm)
 {
-	if (unlikely(kvm->arch.gtdp))
+	if (unlikely(kvm_gtdp(kvm)))
 		__kvm_gtdp_want_follower(kvm);
 }
 
@@ -67,12 +73,16 @@ static inline void kvm_gtdp_want_follower(struct kvm *kvm)
 void __kvm_gtdp_vcpu_runs(struct kvm *kvm);
 static inline void kvm_gtdp_vcpu_runs(struct kvm *kvm)
 {
-	if (unlikely(kvm->arch.gtdp))
+	if (unlikely(kvm_gtdp(kvm)))
 		__kvm_gtdp_vcpu_runs(kvm);
 }
 
 int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot);
-void kvm_gtdp_free_slot(struct kvm_memory_slot *slot);
+static inline void kvm_gtdp_free_slot(struct kvm_memory_slot *slot)
+{
+	vfree(slot->arch.gtdp_regions);
+	slot->arch.gtdp_regions = NULL;
+}
 
 /* The slot is there, anew or with other flags. */
 void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
@@ -81,7 +91,7 @@ static inline void kvm_gtdp_slot_changed(struct kvm *kvm,
 					 const struct kvm_memory_slot *slot,
 					 enum kvm_mr_change change)
 {
-	if (unlikely(kvm->arch.gtdp))
+	if (unlikely(kvm_gtdp(kvm)))
 		__kvm_gtdp_slot_changed(kvm, slot, change);
 }
 
@@ -92,7 +102,7 @@ static inline void kvm_gtdp_zapped(struct kvm *kvm,
 				   const struct kvm_memory_slot *slot,
 				   gfn_t start, gfn_t end)
 {
-	if (unlikely(kvm->arch.gtdp))
+	if (unlikely(kvm_gtdp(kvm)))
 		__kvm_gtdp_zapped(kvm, slot, start, end);
 }
 
@@ -100,7 +110,7 @@ static inline void kvm_gtdp_zapped(struct kvm *kvm,
 void __kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end);
 static inline void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
 {
-	if (unlikely(kvm->arch.gtdp))
+	if (unlikely(kvm_gtdp(kvm)))
 		__kvm_gtdp_zapped_range(kvm, start, end);
 }
 
@@ -114,58 +124,8 @@ static inline void kvm_gtdp_fault_around(struct kvm_vcpu *vcpu,
 					 struct kvm_page_fault *fault, int r)
 {
 	/* Someone else, e.g. the follower, may have been faster with the page itself. */
-	if (unlikely(vcpu->kvm->arch.gtdp) && (r == RET_PF_FIXED || r == RET_PF_SPURIOUS))
+	if (unlikely(kvm_gtdp(vcpu->kvm)) && (r == RET_PF_FIXED || r == RET_PF_SPURIOUS))
 		__kvm_gtdp_fault_around(vcpu, fault);
 }
-
-#else /* !CONFIG_X86_64 */
-
-static inline int kvm_gtdp_init_vm(struct kvm *kvm) { return 0; }
-static inline void kvm_gtdp_pre_destroy_vm(struct kvm *kvm) {}
-static inline void kvm_gtdp_destroy_vm(struct kvm *kvm) {}
-static inline void kvm_gtdp_want_follower(struct kvm *kvm) {}
-static inline void kvm_gtdp_vcpu_runs(struct kvm *kvm) {}
-static inline void kvm_gtdp_forbid(struct kvm *kvm) {}
-static inline u64 kvm_gtdp_supported(struct kvm *kvm) { return 0; }
-
-static inline int kvm_gtdp_enable(struct kvm *kvm, u64 features)
-{
-	return features ? -EINVAL : 0;
-}
-
-static inline int kvm_vm_ioctl_populate_memory(struct kvm *kvm, void __user *argp)
-{
-	return -EOPNOTSUPP;
-}
-
-static inline int kvm_vm_ioctl_harvest_accessed(struct kvm *kvm, void __user *argp)
-{
-	return -EOPNOTSUPP;
-}
-
-static inline bool kvm_gtdp_has(struct kvm *kvm, u64 features) { return false; }
-static inline u64 kvm_gtdp_prefault(struct kvm_vcpu *vcpu,
-				    const struct kvm_pre_fault_memory *range)
-{
-	return 0;
-}
-static inline bool kvm_gtdp_enabled(struct kvm *kvm) { return false; }
-static inline bool kvm_gtdp_ever_enabled(struct kvm *kvm) { return false; }
-
-static inline int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
-{
-	return 0;
-}
-
-static inline void kvm_gtdp_free_slot(struct kvm_memory_slot *slot) {}
-static inline void kvm_gtdp_slot_changed(struct kvm *kvm,
-					 const struct kvm_memory_slot *slot,
-					 enum kvm_mr_change change) {}
-static inline void kvm_gtdp_zapped(struct kvm *kvm,
-				   const struct kvm_memory_slot *slot,
-				   gfn_t start, gfn_t end) {}
-static inline void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end) {}
-
-#endif /* CONFIG_X86_64 */
 
 #endif /* __KVM_X86_MMU_GLOBAL_TDP_H */

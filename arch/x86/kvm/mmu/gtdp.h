@@ -15,17 +15,13 @@
 struct vhost_task;
 
 /*
- * Regions that are scanned, or skipped, per SRCU read-side section.  Memslot
+ * Pages per SRCU read-side section; a region that is skipped or marked counts as one.  Memslot
  * updates wait for its end, with slots_lock held, and there are many in the blackout
  * of a migration: 8 scans that map all of a region take some 100,000 instructions.
  */
-#define GTDP_SCANS_PER_BATCH	8
-#define GTDP_REGIONS_PER_BATCH	4096
+#define GTDP_PAGES_PER_BATCH	4096
 
-/*
- * How often memory is looked for that was zapped beside vCPUs: after 1, 4 and 16 seconds.
- * Then it counts as taken away for good.  Less would miss what comes back from a slow disk.
- */
+/* Looks at what was zapped beside vCPUs: fewer would miss what comes from a slow disk. */
 #define GTDP_LOOKS		3
 
 /*
@@ -45,15 +41,18 @@ enum gtdp_todo {
 
 /* What the follower does; gtdp_expedite_pass() and gtdp_next_delay() say what comes next. */
 enum gtdp_state {
+	/* Nothing will be due: wait for something to be marked. */
+	GTDP_ASLEEP,
 	/* Memory arrives, or did until recently: scan all that is not complete. */
 	GTDP_ARRIVING,
 	/* No vCPU has run: see whether more is resident. */
 	GTDP_WATCHING,
 	/* vCPUs run: scan what was zapped, if due, or userfaultfd is to deliver. */
 	GTDP_TRICKLING,
-	/* Nothing will be due: wait for something to be marked. */
-	GTDP_ASLEEP,
 };
+
+#define GTDP_MARKED		1	/* Something was marked. */
+#define GTDP_URGENT		3	/* And someone is waiting for it: don't sleep any longer. */
 
 /* The follower's walk over the memslots. */
 struct gtdp_pass {
@@ -61,31 +60,34 @@ struct gtdp_pass {
 	int as_id;
 	/* Where to go on. */
 	gfn_t gfn;
-	/* Scan what is absent, too. */
-	bool absent;
-	/* Ended early, by a signal, "never" or for want of memory: what is due stays due. */
-	bool partial;
+	/* What to scan: a bit for each enum gtdp_todo. */
+	u8 todos;
 	/* More is resident, or was found where there was none before. */
 	bool arrived;
 	/* userfaultfd is to deliver some of what is absent. */
 	bool uffd_pending;
-	/* Something that can't be done now must be tried again. */
-	bool retry;
-	/* No memory for page tables, further scans gain nothing. */
-	bool nomem;
-	/* Scan what was zapped and has had so many looks: a bit for each number. */
-	u8 looks;
 	unsigned long scans;
 	/* Of what is here, by the host's addresses, userfaultfd is to deliver nothing. */
 	unsigned long no_uffd_start;
 	unsigned long no_uffd_end;
+	/*
+	 * -EAGAIN: something that can't be done now must be tried again.
+	 * -EINTR or, without memory for page tables, -ENOMEM: it ended early.
+	 */
+	int err;
 };
+
+/* What was due stays due. */
+static inline bool gtdp_is_partial(const struct gtdp_pass *pass)
+{
+	return pass->err && pass->err != -EAGAIN;
+}
 
 struct kvm_gtdp {
 	struct kvm *kvm;
 	/*
-	 * KVM_GLOBAL_TDP_*, constant once there is a vCPU.  Read under SRCU by
-	 * whoever maps something.
+	 * KVM_GLOBAL_TDP_*, constant once there is a vCPU, until the VM goes away.  Read
+	 * under SRCU by whoever maps something.
 	 */
 	u64 features;
 
@@ -93,12 +95,8 @@ struct kvm_gtdp {
 	struct vhost_task *follower;
 	/* In jiffies: when to try again to create the follower, at the earliest. */
 	unsigned long thread_retry;
-	/* Something was marked since the follower's last pass. */
-	bool marked;
-	/* And someone is waiting for it: don't sleep any longer. */
-	bool urgent;
-	/* The VM is going away. */
-	bool stop;
+	/* Since the follower's last pass: 0, GTDP_MARKED or GTDP_URGENT. */
+	atomic_t marked;
 
 	/* A vCPU has run, i.e. vCPUs fault on what they need. */
 	bool has_run;
@@ -174,7 +172,7 @@ int gtdp_map_page_cache(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end
 /* Tracker */
 void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	       gfn_t start, gfn_t end, enum gtdp_todo todo);
-void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent);
+void gtdp_wake_follower(struct kvm_gtdp *gtdp, int marked);
 void gtdp_kick_follower(struct kvm_gtdp *gtdp);
 
 /* Passes */
@@ -182,6 +180,5 @@ void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass);
 
 /* Follower */
 int gtdp_start_follower(struct kvm_gtdp *gtdp);
-void gtdp_stop(struct kvm_gtdp *gtdp);
 
 #endif /* __KVM_X86_MMU_GTDP_H */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Follower of Global TDP: a thread of the VM that looks for what has arrived, and sleeps
- * if there is no gain.
+ * Follower of Global TDP: see "Following" in Documentation/virt/kvm/global_tdp.rst.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -17,10 +16,8 @@
  * The pauses between passes, in jiffies: while they find much, and at the most, with
  * one in between.  10ms of a network's 10GiB/s are fifty regions, i.e. worth a pass,
  * and are what is left to faults if vCPUs run at once.  A quarter of a second is
- * not noticed in memory that arrives slowly, and makes four wake-ups a second of a
- * VM that waits for memory.  Half of either doubles the passes over what is absent.
- * A VM that waits without a change is checked after a sixteenth of the time more
- * that it has waited, and at least every two seconds.
+ * not noticed in memory that arrives slowly.  Half of either doubles the passes over
+ * what is absent.
  */
 #define GTDP_PAUSE_MIN		DIV_ROUND_UP(HZ, 100)
 #define GTDP_PAUSE_MAX		(HZ / 4)
@@ -32,16 +29,10 @@
  */
 #define GTDP_PAUSE_WAIT		(2 * HZ)
 
-/*
- * How often the wait before the next attempt to create the thread doubles, from a second to
- * about an hour.  Each attempt is a fork() that fails, and that pids.events counts.
- */
+/* The wait before another fork() that may fail, and be counted, doubles: to about an hour. */
 #define GTDP_BACKOFF_THREAD	12
 
-/*
- * A pass that maps next to nothing is followed by a pause so many times as long.  Such passes
- * take a 16th of a CPU at most, on average.
- */
+/* A pass that maps next to nothing is followed by a pause so many times as long. */
 #define GTDP_THROTTLE_FACTOR	20
 
 static bool gtdp_has_run(struct kvm *kvm)
@@ -57,11 +48,7 @@ static bool gtdp_has_run(struct kvm *kvm)
 	return false;
 }
 
-/*
- * Memory arrives without a notification.  What tells is that the VMM has more
- * pages, of any size, or page tables, which the zero page needs, than at the last
- * check, or less.
- */
+/* Has the VMM more pages, of any size, or page tables, which the zero page needs, or less? */
 static bool gtdp_resident_changed(struct kvm_gtdp *gtdp)
 {
 	struct mm_struct *mm = gtdp->kvm->mm;
@@ -87,16 +74,16 @@ static void gtdp_set_state(struct kvm_gtdp *gtdp, enum gtdp_state state)
 }
 
 /* Something was marked: make a pass earlier than planned. */
-static void gtdp_expedite_pass(struct kvm_gtdp *gtdp, bool urgent)
+static void gtdp_expedite_pass(struct kvm_gtdp *gtdp, int marked)
 {
 	long wait = GTDP_PAUSE_MIN;
 
 	gtdp_plan_look(gtdp, 0, HZ);
 
-	if (urgent || (!gtdp->has_run && gtdp->state != GTDP_ARRIVING)) {
+	if (marked == GTDP_URGENT || (!gtdp->has_run && gtdp->state != GTDP_ARRIVING)) {
 		gtdp_set_state(gtdp, GTDP_ARRIVING);
 		gtdp->pause = GTDP_PAUSE_MIN;
-	} else if (gtdp->state != GTDP_ARRIVING && !gtdp->pass.nomem) {
+	} else if (gtdp->state != GTDP_ARRIVING && gtdp->pass.err != -ENOMEM) {
 		/* What was zapped beside vCPUs is due in a second, at the earliest. */
 		gtdp_set_state(gtdp, GTDP_TRICKLING);
 		wait = HZ;
@@ -109,22 +96,26 @@ static void gtdp_expedite_pass(struct kvm_gtdp *gtdp, bool urgent)
 }
 
 /*
- * Which looks at what was zapped are due: all before a vCPU has run, later those of the next
- * 250ms as well, which then need no wake-up of their own.
+ * What to scan.  Of looks at what was zapped, all are due before a vCPU has run, later those
+ * of the next 250ms as well, which then need no wake-up of their own.
  */
-static u8 gtdp_begin_looks(struct kvm_gtdp *gtdp)
+static u8 gtdp_begin_todos(struct kvm_gtdp *gtdp)
 {
-	u8 looks = 0;
+	const struct gtdp_pass *last = &gtdp->pass;
+	u8 todos = BIT(GTDP_NEW) | (gtdp_is_partial(last) ? last->todos : 0);
 	int i;
+
+	if (gtdp->state == GTDP_ARRIVING || last->arrived || last->uffd_pending)
+		todos |= BIT(GTDP_ABSENT);
 
 	for (i = 0; i < GTDP_LOOKS; i++) {
 		if (gtdp->has_run &&
 		    (!gtdp->due[i] || time_before(jiffies + GTDP_PAUSE_MAX, gtdp->due[i])))
 			continue;
-		looks |= BIT(i);
+		todos |= BIT(GTDP_ZAPPED + i);
 		gtdp->due[i] = 0;
 	}
-	return looks;
+	return todos;
 }
 
 /* Jiffies until something that was zapped is due. */
@@ -140,15 +131,10 @@ static long gtdp_look_delay(const struct kvm_gtdp *gtdp)
 	return max(wait, 0L);
 }
 
-/*
- * Begin a pass, if there is something to look for.  Once vCPUs run, they fault on
- * what they need, and the VMM allocates for other reasons, too: what counts then is
- * what passes find.
- */
+/* Whether to make a pass.  Once vCPUs run, the VMM allocates for other reasons, too. */
 static bool gtdp_begin_pass(struct kvm_gtdp *gtdp)
 {
-	const struct gtdp_pass *last = &gtdp->pass;
-	const bool retry = last->retry || last->partial;
+	const bool retry = gtdp->pass.err;
 	const bool arrived = !gtdp->has_run && gtdp_resident_changed(gtdp);
 
 	if (arrived)
@@ -156,9 +142,7 @@ static bool gtdp_begin_pass(struct kvm_gtdp *gtdp)
 
 	gtdp->pass = (struct gtdp_pass) {
 		.arrived = arrived,
-		.absent = gtdp->state == GTDP_ARRIVING || last->arrived ||
-			  last->uffd_pending || (last->partial && last->absent),
-		.looks = gtdp_begin_looks(gtdp) | (last->partial ? last->looks : 0),
+		.todos = gtdp_begin_todos(gtdp),
 	};
 	return gtdp->state != GTDP_WATCHING || retry;
 }
@@ -177,13 +161,13 @@ static long gtdp_next_delay(struct kvm_gtdp *gtdp)
 	const int pause = gtdp->pause;
 	long wait;
 
-	if (pass->nomem) {
+	if (pass->err == -ENOMEM) {
 		gtdp->pause = min(pause * GTDP_PAUSE_FACTOR,
 				  gtdp->has_run ? GTDP_PAUSE_WAIT : GTDP_PAUSE_MAX);
 		return gtdp->pause;
 	}
 
-	if (pass->partial)
+	if (pass->err == -EINTR)
 		return 0;
 
 	gtdp->pause = productive ? GTDP_PAUSE_MIN : min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_MAX);
@@ -198,12 +182,12 @@ static long gtdp_next_delay(struct kvm_gtdp *gtdp)
 	case GTDP_ARRIVING:
 		return gtdp->pause;
 	case GTDP_WATCHING:
-		gtdp->pause = pass->retry ? GTDP_PAUSE_MAX :
+		gtdp->pause = pass->err ? GTDP_PAUSE_MAX :
 			      clamp(pause + pause / 16, GTDP_PAUSE_MAX, GTDP_PAUSE_WAIT);
 		return gtdp->pause;
 	default:
 		wait = gtdp_look_delay(gtdp);
-		if (pass->retry || pass->arrived || pass->uffd_pending)
+		if (pass->err || pass->arrived || pass->uffd_pending)
 			wait = min(wait, GTDP_PAUSE_WAIT);
 		if (wait == MAX_JIFFY_OFFSET)
 			gtdp_set_state(gtdp, GTDP_ASLEEP);
@@ -219,7 +203,7 @@ static long gtdp_pass_delay(const struct kvm_gtdp *gtdp)
 
 static void gtdp_trace_pass(const struct kvm_gtdp *gtdp, const struct gtdp_pass *pass)
 {
-	if (pass->scans && (!pass->partial || pass->nomem))
+	if (pass->scans && pass->err != -EINTR)
 		trace_kvm_tdp_follow(pass->scans, pass->p.mapped, pass->p.installed,
 				     gtdp->state == GTDP_ASLEEP ? -1 :
 				     max(gtdp_pass_delay(gtdp), 0L));
@@ -228,12 +212,12 @@ static void gtdp_trace_pass(const struct kvm_gtdp *gtdp, const struct gtdp_pass 
 /* A pass over what is new. */
 static void gtdp_urgent_pass(struct kvm_gtdp *gtdp)
 {
-	struct gtdp_pass pass = {};
+	struct gtdp_pass pass = { .todos = BIT(GTDP_NEW) };
 
 	gtdp_run_pass(gtdp, &pass);
 	gtdp_trace_pass(gtdp, &pass);
-	if (pass.partial && !pass.nomem)
-		WRITE_ONCE(gtdp->urgent, true);
+	if (pass.err == -EINTR)
+		atomic_or(GTDP_URGENT, &gtdp->marked);
 }
 
 static unsigned long gtdp_switches(void)
@@ -264,24 +248,22 @@ static void gtdp_regular_pass(struct kvm_gtdp *gtdp)
 	gtdp_trace_pass(gtdp, &gtdp->pass);
 }
 
-static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
+static void gtdp_work(struct kvm_gtdp *gtdp)
 {
 	u64 start = ktime_get_ns(), ns;
-
-	if (urgent)
-		WRITE_ONCE(gtdp->urgent, false);
+	int marked;
 
 	/*
 	 * At once and before the regions are scanned, so that whoever marks one
-	 * either is seen here or is left for the next pass; xchg() is a barrier,
-	 * which pairs with that of gtdp_wake_follower().
+	 * either is seen here or is left for the next pass; atomic_xchg() is a
+	 * barrier, which pairs with that of gtdp_wake_follower().
 	 */
-	if (xchg(&gtdp->marked, false))
-		gtdp_expedite_pass(gtdp, urgent);
+	marked = atomic_xchg(&gtdp->marked, 0);
+	if (marked)
+		gtdp_expedite_pass(gtdp, marked);
 
 	/* Whoever turns it on again wakes the follower after that. */
 	if (!kvm_gtdp_enabled(gtdp->kvm)) {
-		WRITE_ONCE(gtdp->urgent, false);
 		gtdp->pass = (struct gtdp_pass) {};
 		gtdp_set_state(gtdp, GTDP_ASLEEP);
 		return;
@@ -289,13 +271,13 @@ static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
 
 	if (!gtdp->has_run && gtdp_has_run(gtdp->kvm)) {
 		WRITE_ONCE(gtdp->has_run, true);
-		gtdp_expedite_pass(gtdp, true);
+		gtdp_expedite_pass(gtdp, GTDP_URGENT);
 		/* The vCPU may need first what has just arrived. */
 		gtdp->throttled_until = jiffies;
 	}
 
 	/* What is new does not wait for what is absent, of which there may be much. */
-	if (urgent)
+	if (marked == GTDP_URGENT)
 		gtdp_urgent_pass(gtdp);
 	if (gtdp_pass_delay(gtdp) <= 0)
 		gtdp_regular_pass(gtdp);
@@ -307,50 +289,43 @@ static void gtdp_work(struct kvm_gtdp *gtdp, bool urgent)
 					     GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
 }
 
-/* Created by a vCPU's thread, it must not keep that from running. */
-static void gtdp_drop_rt(void)
-{
-	if (rt_task(current))
-		sched_set_normal(current, 0);
-}
-
 /*
  * Called in a loop by the thread, in TASK_INTERRUPTIBLE: until the state is
  * changed, wakeups are not lost.  Returns false to sleep until woken.
- *
- * What can't be done now, because a memslot is being changed, the role of the
- * root is not known or there is no memory, is tried again.
  */
 static bool gtdp_follower_fn(void *data)
 {
-	struct kvm *kvm = data;
-	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
-	bool urgent = READ_ONCE(gtdp->urgent);
+	struct kvm_gtdp *gtdp = data;
+	const int marked = atomic_read(&gtdp->marked);
 	long wait;
 
 	/* Stopped: keep the state.  gtdp_set_mode() wakes the follower. */
 	if (gtdp_is_stopped())
 		return false;
 
-	if (urgent || READ_ONCE(gtdp->marked))
-		gtdp_expedite_pass(gtdp, urgent);
+	if (marked)
+		gtdp_expedite_pass(gtdp, marked);
 	else if (gtdp->state == GTDP_ASLEEP)
 		return false;
 
-	wait = max_t(long, gtdp->idle_until - jiffies, urgent ? 0 : gtdp_pass_delay(gtdp));
+	wait = max_t(long, gtdp->idle_until - jiffies,
+		     marked == GTDP_URGENT ? 0 : gtdp_pass_delay(gtdp));
 	if (wait > 0) {
 		schedule_timeout(wait);
 		return true;
 	}
 
 	__set_current_state(TASK_RUNNING);
-	gtdp_drop_rt();
+
+	/* Created by a vCPU's thread, it must not keep that from running. */
+	if (rt_task(current))
+		sched_set_normal(current, 0);
 
 	/* See gtdp_run_pass(); whoever called sees to signals. */
 	if (xfer_to_guest_mode_handle_work())
 		return true;
 
-	gtdp_work(gtdp, urgent);
+	gtdp_work(gtdp);
 	return true;
 }
 
@@ -363,7 +338,7 @@ static void gtdp_follower_killed(void *data)
  * Creating a thread of the VM fails if a signal is pending.  VMMs may well have a
  * timer: block signals meanwhile, as pthread_create() does.
  */
-static struct vhost_task *gtdp_create_task(struct kvm *kvm)
+static struct vhost_task *gtdp_create_task(struct kvm_gtdp *gtdp)
 {
 	struct vhost_task *task;
 	sigset_t blocked, old;
@@ -371,7 +346,7 @@ static struct vhost_task *gtdp_create_task(struct kvm *kvm)
 	siginitsetinv(&blocked, sigmask(SIGKILL));
 	sigprocmask(SIG_SETMASK, &blocked, &old);
 
-	task = vhost_task_create(gtdp_follower_fn, gtdp_follower_killed, kvm, "kvm-gtdp");
+	task = vhost_task_create(gtdp_follower_fn, gtdp_follower_killed, gtdp, "kvm-gtdp");
 	if (!IS_ERR(task))
 		vhost_task_start(task);
 
@@ -394,11 +369,7 @@ static int gtdp_create_follower(struct once *once)
 	if (!gtdp_may_create(gtdp))
 		return -EAGAIN;
 
-	gtdp->pause = GTDP_PAUSE_MIN;
-	gtdp->next = jiffies;
-	gtdp->throttled_until = jiffies;
-	gtdp->idle_until = jiffies;
-	follower = gtdp_create_task(gtdp->kvm);
+	follower = gtdp_create_task(gtdp);
 	/* Being killed, stopped or frozen is not what is to be counted. */
 	if (follower == ERR_PTR(-ERESTARTNOINTR))
 		return -EINTR;
@@ -427,11 +398,9 @@ int gtdp_start_follower(struct kvm_gtdp *gtdp)
 }
 
 /*
- * The follower is a thread of the VMM, and so is charged, limited and killed
- * with it.  It is not created with the VM, but with the first vCPU, as VMMs may
- * well unshare namespaces or fork device processes in between, which must be
- * done while they are single-threaded.  If that fails, because of a limit, try
- * again whenever the VMM calls, but not all the time.
+ * A thread of the VMM, it is not created with the VM, but with the first vCPU, as VMMs
+ * may well unshare namespaces or fork device processes in between, which must be done
+ * while they are single-threaded.
  */
 void __kvm_gtdp_want_follower(struct kvm *kvm)
 {
@@ -448,7 +417,7 @@ void __kvm_gtdp_vcpu_runs(struct kvm *kvm)
 
 	/* The follower may be waiting for memory: that is over, as it soon sees. */
 	if (READ_ONCE(gtdp->follower) && !READ_ONCE(gtdp->has_run))
-		gtdp_wake_follower(gtdp, true);
+		gtdp_wake_follower(gtdp, GTDP_URGENT);
 	else
 		__kvm_gtdp_want_follower(kvm);
 }
@@ -465,23 +434,19 @@ void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot
 
 	__kvm_gtdp_want_follower(kvm);
 	gtdp_mark(kvm->arch.gtdp, slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
-	gtdp_wake_follower(kvm->arch.gtdp, true);
+	gtdp_wake_follower(kvm->arch.gtdp, GTDP_URGENT);
 }
 
-void gtdp_stop(struct kvm_gtdp *gtdp)
+void kvm_gtdp_stop(struct kvm_gtdp *gtdp)
 {
-	struct vhost_task *follower;
-
 	/*
 	 * MMU notifiers, which are still to come, wake the follower with
-	 * mmu_lock held: from here on they don't.
+	 * mmu_lock held: from here on they don't.  And its pass ends early.
 	 */
 	write_lock(&gtdp->kvm->mmu_lock);
-	follower = gtdp->follower;
-	WRITE_ONCE(gtdp->follower, NULL);
+	WRITE_ONCE(gtdp->features, 0);
 	write_unlock(&gtdp->kvm->mmu_lock);
 
-	WRITE_ONCE(gtdp->stop, true);
-	if (follower)
-		vhost_task_stop(follower);
+	if (gtdp->follower)
+		vhost_task_stop(gtdp->follower);
 }

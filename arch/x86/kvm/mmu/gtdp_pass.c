@@ -5,10 +5,7 @@
 #include "global_tdp.h"
 #include "gtdp.h"
 
-/*
- * Memory that userfaultfd is to deliver will arrive, however long it takes: the
- * VMM ends that by unregistering it.  One check of a VMA is enough.
- */
+/* Until the VMM unregisters it, however long that takes.  One check of a VMA is enough. */
 static bool gtdp_is_uffd_pending(struct gtdp_pass *pass, gfn_t gfn)
 {
 	unsigned long hva = __gfn_to_hva_memslot(pass->p.slot, gfn);
@@ -39,7 +36,7 @@ static bool gtdp_is_uffd_pending(struct gtdp_pass *pass, gfn_t gfn)
  * further scan may gain.  Whoever has marked it meanwhile knows better.
  */
 static void gtdp_requeue_region(struct gtdp_pass *pass, u8 *r, gfn_t start,
-				u8 todo, long err)
+				u8 todo, int err)
 {
 	struct kvm_gtdp *gtdp = pass->p.kvm->arch.gtdp;
 
@@ -49,9 +46,7 @@ static void gtdp_requeue_region(struct gtdp_pass *pass, u8 *r, gfn_t start,
 			todo = GTDP_ZAPPED;
 			gtdp_plan_look(gtdp, 0, HZ);
 		}
-		pass->retry = true;
-		pass->nomem = err == -ENOMEM;
-		pass->partial = pass->nomem;
+		pass->err = err;
 		if (todo == GTDP_ABSENT)
 			todo = GTDP_NEW;
 	} else if (todo >= GTDP_ZAPPED && todo < GTDP_LAST_LOOK && gtdp->has_run) {
@@ -102,26 +97,11 @@ static void gtdp_scan_region(struct gtdp_pass *pass, u8 *r,
 		gtdp_requeue_region(pass, r, start, todo, min(ret, 0L));
 }
 
-/* Whether to scan a region now. */
-static bool gtdp_is_due(const struct gtdp_pass *pass, u8 todo)
-{
-	if (todo >= GTDP_ZAPPED)
-		return pass->looks & BIT(todo - GTDP_ZAPPED);
-
-	return todo == GTDP_NEW || (todo == GTDP_ABSENT && pass->absent);
-}
-
-/* What is left to do for one SRCU read-side section. */
-struct gtdp_batch {
-	int regions;
-	int scans;
-};
-
 /*
- * Scan what is due of pass->p.slot, from pass->gfn on.  Returns false if the batch, or
+ * Scan what is due of pass->p.slot, from pass->gfn on.  Returns false if @pages, or
  * memory, is used up before the end of the slot.
  */
-static bool gtdp_scan_slot(struct gtdp_pass *pass, struct gtdp_batch *batch)
+static bool gtdp_scan_slot(struct gtdp_pass *pass, int *pages)
 {
 	const struct kvm_memory_slot *slot = pass->p.slot;
 	u8 *r;
@@ -130,43 +110,39 @@ static bool gtdp_scan_slot(struct gtdp_pass *pass, struct gtdp_batch *batch)
 	for (start = max(pass->gfn, slot->base_gfn); start < gtdp_slot_end(slot); start = end) {
 		pass->gfn = start;
 
-		if (!batch->regions-- || !batch->scans)
+		if (*pages <= 0)
 			return false;
 
 		end = gtdp_region_end(start, gtdp_slot_end(slot));
 		r = gtdp_region(slot, start);
-		if (!gtdp_is_due(pass, READ_ONCE(*r)))
+		if (!(pass->todos & BIT(READ_ONCE(*r)))) {
+			--*pages;
 			continue;
+		}
 
 		gtdp_scan_region(pass, r, start, end);
-		if (pass->nomem)
+		if (pass->err == -ENOMEM)
 			return false;
-		batch->scans--;
+		*pages -= KVM_PAGES_PER_HPAGE(PG_LEVEL_2M);
 	}
 
 	pass->gfn = start;
 	return true;
 }
 
-/*
- * Scan some regions from pass->gfn on.  SRCU is not held for long, as
- * memslot updates wait for it.  Returns false at the end of the address space.
- */
+/* Scan some regions from pass->gfn on.  Returns false if there is nothing left to scan. */
 static bool gtdp_scan_batch(struct gtdp_pass *pass)
 {
-	struct gtdp_batch batch = {
-		.regions = GTDP_REGIONS_PER_BATCH,
-		.scans = GTDP_SCANS_PER_BATCH,
-	};
 	const gfn_t max_gfn = kvm_mmu_max_gfn() + 1;
+	int pages = GTDP_PAGES_PER_BATCH;
 	struct kvm *kvm = pass->p.kvm;
 	struct kvm_memslot_iter iter;
 
 	guard(srcu)(&kvm->srcu);
 
 	/* Regions that were not scanned stay due. */
-	if (!kvm_gtdp_has(kvm, ~0ull)) {
-		pass->partial = true;
+	if (!kvm_gtdp_has(kvm, ~0ull) || signal_pending(current)) {
+		pass->err = -EINTR;
 		return false;
 	}
 
@@ -180,8 +156,8 @@ static bool gtdp_scan_batch(struct gtdp_pass *pass)
 		if (!iter.slot->arch.gtdp_regions)
 			continue;
 
-		if (!gtdp_scan_slot(pass, &batch))
-			return !pass->nomem;
+		if (!gtdp_scan_slot(pass, &pages))
+			return pass->err != -ENOMEM;
 	}
 
 	return false;
@@ -192,11 +168,11 @@ void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 	struct kvm *kvm = gtdp->kvm;
 
 	pass->p.kvm = kvm;
-	pass->p.background = true;
 
-	for (; pass->as_id < kvm_arch_nr_memslot_as_ids(kvm); pass->as_id++, pass->gfn = 0) {
+	for (; pass->as_id < kvm_arch_nr_memslot_as_ids(kvm) && !gtdp_is_partial(pass);
+	     pass->as_id++, pass->gfn = 0) {
 		if (!kvm_mmu_get_vm_root_role(kvm, pass->as_id, &pass->p.role)) {
-			pass->retry = true;
+			pass->err = -EAGAIN;
 			continue;
 		}
 
@@ -204,14 +180,10 @@ void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 			/*
 			 * A thread that never returns to userspace must do what is done on the
 			 * way there: to be stopped by cpu.max, among others, for which vCPUs
-			 * would pay.
+			 * would pay.  A signal ends the next batch.
 			 */
-			pass->partial = xfer_to_guest_mode_handle_work() || READ_ONCE(gtdp->stop);
-			if (pass->partial)
-				break;
+			xfer_to_guest_mode_handle_work();
 		}
-		if (pass->partial)
-			break;
 	}
 
 	kvm_tdp_populate_end(&pass->p);

@@ -16,23 +16,21 @@ void gtdp_kick_follower(struct kvm_gtdp *gtdp)
 		vhost_task_wake(follower);
 }
 
-void gtdp_wake_follower(struct kvm_gtdp *gtdp, bool urgent)
+void gtdp_wake_follower(struct kvm_gtdp *gtdp, int marked)
 {
 	/*
 	 * If the follower has been told and has not begun its pass yet, that
 	 * will find what has just been marked.  Pairs with gtdp_work().
 	 */
 	smp_mb();
-	if (READ_ONCE(gtdp->marked) && (!urgent || READ_ONCE(gtdp->urgent)))
+	if (atomic_read(&gtdp->marked) >= marked)
 		return;
 
 	/*
-	 * The follower reads these after it has announced to sleep, and
+	 * The follower reads it after it has announced to sleep, and
 	 * waking it up implies a barrier, so one of the two is noticed.
 	 */
-	if (urgent)
-		WRITE_ONCE(gtdp->urgent, true);
-	WRITE_ONCE(gtdp->marked, true);
+	atomic_or(marked, &gtdp->marked);
 	gtdp_kick_follower(gtdp);
 }
 
@@ -64,7 +62,7 @@ void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
 		return;
 
 	gtdp_mark(kvm->arch.gtdp, slot, start, end, GTDP_ZAPPED);
-	gtdp_wake_follower(kvm->arch.gtdp, false);
+	gtdp_wake_follower(kvm->arch.gtdp, GTDP_MARKED);
 }
 
 void __kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
@@ -81,17 +79,11 @@ int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)
 {
 	unsigned long nr;
 
-	if (!kvm->arch.gtdp || !gtdp_is_user_slot(slot))
+	if (!gtdp_is_user_slot(slot))
 		return 0;
 
 	nr = gfn_to_index(gtdp_slot_end(slot) - 1, slot->base_gfn, PG_LEVEL_2M) + 1;
 	slot->arch.gtdp_regions = __vcalloc(nr, sizeof(*slot->arch.gtdp_regions),
 					    GFP_KERNEL_ACCOUNT);
 	return slot->arch.gtdp_regions ? 0 : -ENOMEM;
-}
-
-void kvm_gtdp_free_slot(struct kvm_memory_slot *slot)
-{
-	vfree(slot->arch.gtdp_regions);
-	slot->arch.gtdp_regions = NULL;
 }

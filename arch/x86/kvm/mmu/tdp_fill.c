@@ -8,18 +8,12 @@
  * Host PTEs that it fits, i.e. nearly all, take some instructions each; the others
  * are slow: they are collected with IRQs off, and dealt with afterwards.
  */
-#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
-
 #include "mmu.h"
-#include "mmu_internal.h"
+#include "page_track.h"
 #include "spte.h"
 #include "tdp_fill.h"
 
-/*
- * Make the template for PTEs like the given one, which is_host_pte_usable().  All
- * but the pfn is the same for all pages of a memslot, for as long as mmu_lock is
- * held.
- */
+/* Make the template for PTEs like the given one, which is_host_pte_usable(). */
 static void make_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 			  gfn_t gfn, u64 pte)
 {
@@ -30,7 +24,7 @@ static void make_template(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 
 	spte = make_populate_spte(p->kvm, root, p->slot, PG_LEVEL_4K, gfn, pfn, writable);
 	p->template[rw] = spte ^ ((u64)pfn << PAGE_SHIFT);
-	if (!writable || !p->tracked)
+	if (!writable || !kvm_page_track_write_tracking_enabled(p->kvm))
 		p->plain_pte[rw] = HOST_PTE_PLAIN |
 				   (pte & HOST_PTE_WRITABLE);
 }
@@ -50,17 +44,17 @@ static noinline u64 make_slow_spte(struct kvm_tdp_populate *p, struct kvm_mmu_pa
 	spte = p->template[rw] | (pte & PTE_PFN_MASK);
 
 	/*
-	 * Shadow pages can be neither created nor synchronized while mmu_lock
-	 * is held for read.
+	 * The template fits none as it is: writes are tracked.  Shadow pages can be neither
+	 * created nor synchronized while mmu_lock is held for read.
 	 */
-	if (p->tracked && is_populated_writable(p, pte) &&
+	if (p->plain_pte[rw] == ~0ull &&
 	    mmu_try_to_unsync_pages(p->kvm, p->slot, gfn, false, true))
 		spte &= ~(PT_WRITABLE_MASK | shadow_mmu_writable_mask);
 
 	return spte;
 }
 
-/* What is left of a PTE's checked bits, if the template fits, is nothing. */
+/* None of the checked bits is left if the template fits. */
 static __always_inline u64 read_plain(const pte_t *ptep, u64 plain)
 {
 	return native_pte_val(READ_ONCE(*ptep)) ^ plain;
@@ -186,16 +180,6 @@ fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_page *root, u64 *spt,
 	return nr_absent;
 }
 
-unsigned int __tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
-{
-	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i, run_end, nr = 0;
-
-	for_each_wanted_run(p, i, run_end, first, first + (end - start))
-		nr += run_end - i;
-
-	return nr;
-}
-
 /*
  * Fill what is wanted of [@start, @end) of a page table that no one else can see
  * yet: plain stores are enough, the compare-exchange that links it orders them.
@@ -255,22 +239,19 @@ void tdp_restore_writable(const struct kvm_memory_slot *slot, u64 *sptep,
 /* SPTEs that are made aside, on the stack, before they are put into holes. */
 #define NR_ASIDE	64
 
-/*
- * Fill the holes of @spt[0] to @spt[@nr - 1], of which the first page is @gfn.  Returns the
- * number of pages that are mapped then.
- */
-static unsigned int fill_some_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-				    u64 *spt, unsigned int nr, gfn_t gfn,
-				    unsigned int *installed)
+/* Fill the holes of @nr SPTEs of @sp from @gfn on.  Returns how many are present then. */
+static unsigned int fill_some_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *sp,
+				    gfn_t gfn, unsigned int nr, unsigned int *installed)
 {
-	unsigned int nr_absent = 0, nr_new = 0, i = 0;
+	u64 *spt = sp->spt + gfn % SPTE_ENT_PER_PAGE, old_spte, spte;
+	u64 sptes[NR_ASIDE] __uninitialized;
 	DECLARE_BITMAP(slow, NR_ASIDE) = {};
-	u64 sptes[NR_ASIDE] __uninitialized, old_spte, spte;
+	unsigned int nr_absent = 0, i = 0;
 
 	while (i < nr && is_spte_complete(p->slot, READ_ONCE(spt[i])))
 		i++;
 
-	fill_from_host(p, root, sptes, i, nr, gfn + i, slow);
+	fill_from_host(p, sp, sptes, i, nr, gfn + i, slow);
 
 	for ( ; i < nr; i++) {
 		old_spte = READ_ONCE(spt[i]);
@@ -283,16 +264,15 @@ static unsigned int fill_some_holes(struct kvm_tdp_populate *p, struct kvm_mmu_p
 
 		spte = sptes[i];
 		if (test_bit(i, slow))
-			spte = make_slow_spte(p, root, gfn + i, spte);
+			spte = make_slow_spte(p, sp, gfn + i, spte);
 
 		if (is_shadow_present_pte(spte) && !is_frozen_spte(old_spte) &&
 		    try_cmpxchg64(&spt[i], &old_spte, spte))
-			nr_new++;
+			(*installed)++;
 		else
 			nr_absent += !is_shadow_present_pte(old_spte);
 	}
 
-	*installed += nr_new;
 	return nr - nr_absent;
 }
 
@@ -302,20 +282,15 @@ static unsigned int fill_some_holes(struct kvm_tdp_populate *p, struct kvm_mmu_p
  * waits for a hole to stay one, so the only thing to respect is a frozen SPTE.
  * Stale MMIO SPTEs, left from before the memslot, are holes, too.
  */
-unsigned int tdp_fill_holes(struct kvm_tdp_populate *p,
-			    struct kvm_mmu_page *root, u64 *spt,
+unsigned int tdp_fill_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *sp,
 			    gfn_t start, gfn_t end, unsigned int *installed)
 {
-	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1);
-	unsigned int i, n, run_end, nr = 0;
+	unsigned int stop = end - sp->gfn, i, run_end, nr = 0;
 
-	*installed = 0;
-
-	for_each_wanted_run(p, i, run_end, first, first + (end - start)) {
-		for ( ; i < run_end; i += n) {
-			n = min(run_end - i, NR_ASIDE);
-			nr += fill_some_holes(p, root, spt + i, n, start + i - first, installed);
-		}
+	for_each_wanted_run(p, i, run_end, start - sp->gfn, stop) {
+		/* The rest of a longer run is the next one. */
+		run_end = min(run_end, i + NR_ASIDE);
+		nr += fill_some_holes(p, sp, sp->gfn + i, run_end - i, installed);
 	}
 
 	return nr;

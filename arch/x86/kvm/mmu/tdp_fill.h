@@ -2,9 +2,7 @@
 #ifndef __KVM_X86_MMU_TDP_FILL_H
 #define __KVM_X86_MMU_TDP_FILL_H
 
-#include "page_track.h"
 #include "tdp_host.h"
-#include "tdp_populate.h"
 
 static inline bool is_populated_writable(struct kvm_tdp_populate *p, u64 pte)
 {
@@ -18,15 +16,6 @@ static inline void tdp_fill_begin(struct kvm_tdp_populate *p)
 	p->template[1] = 0;
 	p->plain_pte[0] = ~0ull;
 	p->plain_pte[1] = ~0ull;
-	p->tracked = kvm_page_track_write_tracking_enabled(p->kvm);
-}
-
-unsigned int __tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end);
-
-/* How many pages of [@start, @end) are wanted. */
-static inline u64 tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
-{
-	return p->wanted ? __tdp_nr_wanted(p, start, end) : end - start;
 }
 
 unsigned int tdp_fill_table(struct kvm_tdp_populate *p,
@@ -34,8 +23,7 @@ unsigned int tdp_fill_table(struct kvm_tdp_populate *p,
 			    gfn_t start, gfn_t end);
 void tdp_restore_writable(const struct kvm_memory_slot *slot, u64 *sptep,
 			  u64 old_spte);
-unsigned int tdp_fill_holes(struct kvm_tdp_populate *p,
-			    struct kvm_mmu_page *root, u64 *spt,
+unsigned int tdp_fill_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *sp,
 			    gfn_t start, gfn_t end, unsigned int *installed);
 bool tdp_table_complete(const struct kvm_tdp_populate *p, const u64 *spt,
 			gfn_t start, gfn_t end);

@@ -1,19 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
-/*
- * What the host has mapped: its page tables, and VMAs, as populating reads them.
- * Nothing is faulted in, waited for or pinned; why what is seen there can be
- * relied on, see tdp_populate.c.
- */
-#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
-
+/* What the host has mapped: its page tables, and VMAs; see tdp_populate.c. */
 #include "mmu.h"
-#include "mmu_internal.h"
 #include "tdp_host.h"
-#include "tdp_populate.h"
 
 #include <linux/magic.h>
-#include <linux/mm.h>
-#include <linux/pgtable.h>
 
 /*
  * Make a huge entry look like the PTE of a page in it.  The PAT bit of a huge
@@ -34,8 +24,7 @@ static u64 huge_to_pte(u64 entry, u64 offset)
  * good for longer, until mmu_lock is dropped: take them, and deal with those that
  * take some time, e.g. to look for shadow pages, with IRQs on.
  */
-struct host_mapping tdp_host_mapping(struct kvm *kvm, unsigned long hva,
-				     unsigned int max)
+struct host_mapping tdp_host_mapping(struct kvm *kvm, unsigned long hva, unsigned int max)
 {
 	struct host_mapping m = { .level = PG_LEVEL_4K };
 	pgd_t pgd;
@@ -115,8 +104,7 @@ static bool is_vma_usable(struct vm_area_struct *vma)
 }
 
 /* The slow part of tdp_host_check_vma(): ask, and remember what is found. */
-int tdp_host_find_vmas(struct kvm_tdp_populate *p, unsigned long start,
-		       unsigned long end)
+int tdp_host_find_vmas(struct kvm_tdp_populate *p, unsigned long start, unsigned long end)
 {
 	struct mm_struct *mm = p->kvm->mm;
 	unsigned long addr = start;

@@ -65,14 +65,12 @@ static inline kvm_pfn_t host_pte_pfn(u64 pte)
 	return (pte & PTE_PFN_MASK) >> PAGE_SHIFT;
 }
 
-struct host_mapping tdp_host_mapping(struct kvm *kvm, unsigned long hva,
-				     unsigned int max);
+struct host_mapping tdp_host_mapping(struct kvm *kvm, unsigned long hva, unsigned int max);
 bool is_host_pte_usable(const struct kvm_tdp_populate *p, u64 pte);
-int tdp_host_find_vmas(struct kvm_tdp_populate *p, unsigned long start,
-		       unsigned long end);
+int tdp_host_find_vmas(struct kvm_tdp_populate *p, unsigned long start, unsigned long end);
 
 /*
- * Check the kind of mapping behind [@start, @end).  Returns 1 if all of it is
+ * Check the kind of mapping behind [@first, @last).  Returns 1 if all of it is
  * backed by usable VMAs, 0 if not, -EAGAIN if that can't be told without
  * waiting for mmap_lock.
  *
@@ -82,9 +80,11 @@ int tdp_host_find_vmas(struct kvm_tdp_populate *p, unsigned long start,
  * if the sequence did not move.  A hole may become any kind of VMA without
  * that, hence the insistence on there being none.
  */
-static inline int tdp_host_check_vma(struct kvm_tdp_populate *p, unsigned long start,
-				     unsigned long end)
+static inline int tdp_host_check_vma(struct kvm_tdp_populate *p, gfn_t first, gfn_t last)
 {
+	unsigned long start = __gfn_to_hva_memslot(p->slot, first);
+	unsigned long end = start + ((last - first) << PAGE_SHIFT);
+
 	lockdep_assert_held_read(&p->kvm->mmu_lock);
 
 	if (start >= p->vma_start && end <= p->vma_end &&

@@ -10,61 +10,46 @@
  * outside the ranges that are registered at that time, a host PTE that is seen
  * present stays as it is, and an SPTE made from it is zapped when it changes.
  */
-#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
-
 #include "mmu.h"
-#include "mmu_internal.h"
 #include "mmutrace.h"
-#include "spte.h"
 #include "tdp_fill.h"
-#include "tdp_host.h"
 #include "tdp_iter.h"
 #include "tdp_mmu.h"
 #include "tdp_populate.h"
 
 #include <linux/memcontrol.h>
 
-/*
- * Whether a new page table was asked for on the node of the first page that it maps.
- * If not, that is where to have it, the next ones, and those above that it takes:
- * memory of a node mostly comes in one piece.
- */
-static bool sp_node_matches(struct kvm_tdp_populate *p, const struct kvm_mmu_page *sp,
-			    gfn_t start, gfn_t end)
-{
-	const u64 *sptep = sp->spt + (start & (SPTE_ENT_PER_PAGE - 1));
-	const u64 *last = sptep + (end - start);
-	int nid, wanted;
-
-	while (sptep < last && !is_shadow_present_pte(*sptep))
-		sptep++;
-
-	if (sptep == last || !pfn_valid(spte_to_pfn(*sptep)))
-		return true;
-
-	nid = pfn_to_nid(spte_to_pfn(*sptep));
-	wanted = p->node ? p->node - 1 : page_to_nid(virt_to_page(sp->spt));
-	p->node = nid + 1;
-	return nid == wanted;
-}
-
-/* What came of the scan of a region. */
+/* What came of the scan of a region.  Errors end the walk, and tell why if it is the first. */
 enum scan_result {
 	/* Pages are mapped as far as the host has them, see region.mapped. */
 	SCAN_DONE,
-	/* They are to be found farther down, maybe just now. */
-	SCAN_DESCEND,
 	/* What is mapped is not all that can be, maybe. */
 	SCAN_INCOMPLETE,
-	/* Another thread was faster: scan again. */
-	SCAN_RACED,
-	/* Needs a page table, see topup_sps(). */
-	SCAN_NO_TABLE,
-	/* Is just being changed by a zap, or by the host. */
-	SCAN_CHANGING,
 	/* Of the VMAs behind it, one is not usable. */
 	SCAN_UNUSABLE,
+	/* They are to be found farther down.  An error if nothing is there, as it was zapped. */
+	SCAN_DESCEND = -EINPROGRESS,
+	/* Another thread was faster: scan again. */
+	SCAN_RACED = -EBUSY,
+	/* Needs a page table, see topup_sps(). */
+	SCAN_NO_TABLE = -ENOBUFS,
+	/* Is just being changed by a zap, or by the host. */
+	SCAN_CHANGING = -EAGAIN,
 };
+
+/* How many pages of [@start, @end) are wanted. */
+static u64 tdp_nr_wanted(const struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
+{
+	unsigned int first = start & (SPTE_ENT_PER_PAGE - 1), i, run_end, nr = 0;
+
+	if (!p->wanted)
+		return end - start;
+
+	for_each_wanted_run(p, i, run_end, first, first + (end - start))
+		nr += run_end - i;
+
+	return nr;
+}
 
 /* A 2MiB region, or the part of it that is asked for, that is scanned. */
 struct region {
@@ -78,7 +63,7 @@ struct region {
 	int level;
 	gfn_t first;
 	gfn_t last;
-	/* Pages in p->leaf_sp, which are right until mmu_lock is dropped. */
+	/* Pages in p->sps[0], which are right until mmu_lock is dropped. */
 	unsigned int filled;
 	/* The page table that maps it already. */
 	struct kvm_mmu_page *child;
@@ -88,33 +73,40 @@ struct region {
 	unsigned int installed;
 };
 
-/* Returns false if the host is about to change the region. */
-static bool scan_host(struct kvm_tdp_populate *p, struct region *r)
+static __always_inline struct host_mapping host_mapping(struct kvm_tdp_populate *p,
+							gfn_t gfn, gfn_t end)
 {
-	const struct kvm_memory_slot *slot = p->slot;
+	struct host_mapping m;
 	unsigned long flags;
 
 	local_irq_save(flags);
-	r->m = tdp_host_mapping(p->kvm, __gfn_to_hva_memslot(slot, r->start),
-				r->end - r->start);
+	m = tdp_host_mapping(p->kvm, __gfn_to_hva_memslot(p->slot, gfn), end - gfn);
 	local_irq_restore(flags);
 
-	r->filled = 0;
-	r->installed = 0;
-	r->leaf_level = PG_LEVEL_4K;
+	return m;
+}
+
+/* Returns false if the host is about to change the region. */
+static bool scan_host(struct kvm_tdp_populate *p, struct region *r, gfn_t start, gfn_t end)
+{
+	r->start = start;
+	r->end = end;
+	r->nr = tdp_nr_wanted(p, start, end);
+	r->m = host_mapping(p, start, end);
 	r->level = PG_LEVEL_4K;
-	r->first = r->start;
-	r->last = r->end;
+	r->filled = 0;
+	r->child = NULL;
+	r->leaf_level = PG_LEVEL_4K;
+	r->mapped = 0;
+	r->installed = 0;
 
 	/* Dirty pages are logged, as ever, one by one. */
-	if (r->m.level > PG_LEVEL_4K && !kvm_slot_dirty_track_enabled(slot) &&
+	if (r->m.level > PG_LEVEL_4K && !kvm_slot_dirty_track_enabled(p->slot) &&
 	    is_host_pte_usable(p, r->m.huge_pte))
-		r->level = kvm_mmu_max_slot_level(slot, r->start, r->m.level);
+		r->level = kvm_mmu_max_slot_level(p->slot, start, r->m.level);
 
-	if (r->level > PG_LEVEL_4K) {
-		r->first = gfn_round_for_level(r->start, r->level);
-		r->last = r->first + KVM_PAGES_PER_HPAGE(r->level);
-	}
+	r->first = gfn_round_for_level(start, r->level);
+	r->last = max(end, r->first + KVM_PAGES_PER_HPAGE(r->level));
 
 	return !is_gfn_range_being_invalidated(p->kvm, r->first, r->last);
 }
@@ -123,15 +115,10 @@ static bool scan_host(struct kvm_tdp_populate *p, struct region *r)
 static bool host_maps_any(struct kvm_tdp_populate *p, struct region *r)
 {
 	struct host_mapping m = r->m;
-	unsigned long flags;
 
-	if (m.ptep || m.huge_pte || m.nr == r->end - r->start)
-		return m.ptep || m.huge_pte;
-
-	/* The region is not congruent with the host's page tables. */
-	local_irq_save(flags);
-	m = tdp_host_mapping(p->kvm, __gfn_to_hva_memslot(p->slot, r->start + m.nr), 1);
-	local_irq_restore(flags);
+	/* The region may not be congruent with the host's page tables. */
+	if (!m.ptep && !m.huge_pte && m.nr < r->end - r->start)
+		m = host_mapping(p, r->start + m.nr, r->end);
 
 	return m.ptep || m.huge_pte;
 }
@@ -164,26 +151,11 @@ static enum scan_result install_huge(struct kvm_tdp_populate *p, struct kvm_mmu_
 	return SCAN_DONE;
 }
 
-/* Link @sp, which is gone from the walk's spare pages if that succeeds. */
-static bool link_sp(struct kvm_tdp_populate *p, struct tdp_iter *iter,
-		    struct kvm_mmu_page **sp)
-{
-	tdp_mmu_init_child_sp(*sp, iter);
-	if (tdp_mmu_link_sp(p->kvm, iter, *sp, true))
-		return false;
-
-	*sp = NULL;
-	return true;
-}
-
 /* See whether what is mapped at the iterator's position is all that can be. */
 static enum scan_result scan_spte(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 				  struct region *r)
 {
 	struct kvm_mmu_page *child;
-
-	r->child = NULL;
-	r->mapped = 0;
 
 	if (is_frozen_spte(iter->old_spte))
 		return SCAN_CHANGING;
@@ -214,75 +186,74 @@ static enum scan_result scan_spte(struct kvm_tdp_populate *p, struct tdp_iter *i
 	return SCAN_INCOMPLETE;
 }
 
-static enum scan_result fill_child(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-				   struct region *r)
+/*
+ * Whether p->sps[0] was asked for on the node of the first page that it maps.  If not,
+ * that is where to have it, the next ones, and those above that it takes: memory of a
+ * node mostly comes in one piece.
+ */
+static bool node_matches(struct kvm_tdp_populate *p, const struct region *r)
 {
-	r->mapped = tdp_fill_holes(p, root, r->child->spt, r->start, r->end, &r->installed);
-	if (r->installed)
-		kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r->installed);
-	return SCAN_DONE;
+	const u64 *spt = p->sps[0]->spt, *sptep = spt + (r->start & (SPTE_ENT_PER_PAGE - 1));
+	int nid, wanted;
+
+	while (!is_shadow_present_pte(*sptep))
+		sptep++;
+
+	if (!pfn_valid(spte_to_pfn(*sptep)))
+		return true;
+
+	nid = pfn_to_nid(spte_to_pfn(*sptep));
+	wanted = p->node ? p->node - 1 : page_to_nid(virt_to_page(spt));
+	p->node = nid + 1;
+	return nid == wanted;
 }
 
 /*
- * Fill the page table that is to be linked, unless that was done for an attempt
- * that failed.  If nothing is in there, that is all; if it is on the wrong node,
- * it takes another one.
+ * Link a page table, or one above that it takes.  Fill it before one above is linked:
+ * if nothing is in there, that is all; if it is on the wrong node, it takes others.
  */
-static enum scan_result fill_leaf_sp(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-				     struct region *r)
-{
-	if (r->filled)
-		return SCAN_INCOMPLETE;
-
-	r->filled = tdp_fill_table(p, root, p->leaf_sp->spt, r->start, r->end);
-	if (!r->filled)
-		return SCAN_DONE;
-
-	if (num_online_nodes() > 1 && !sp_node_matches(p, p->leaf_sp, r->start, r->end)) {
-		p->want_leaf_sp = true;
-		p->want_table_sp = p->table_sp;
-		return SCAN_NO_TABLE;
-	}
-
-	return SCAN_INCOMPLETE;
-}
-
-/* Link a page table, or one above that it takes. */
 static enum scan_result build_table(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 				    struct tdp_iter *iter, struct region *r)
 {
-	enum scan_result result;
+	const bool upper = iter->level > PG_LEVEL_2M;
+	struct kvm_mmu_page **sp;
 
-	p->want_leaf_sp = r->level == PG_LEVEL_4K && !p->leaf_sp;
-	p->want_table_sp = iter->level > PG_LEVEL_2M && !p->table_sp;
-	if (p->want_leaf_sp || p->want_table_sp)
+	p->nr_wanted_sps = iter->level - r->level;
+	if (p->nr_sps < p->nr_wanted_sps)
 		return SCAN_NO_TABLE;
 
 	if (r->level == PG_LEVEL_4K) {
-		result = fill_leaf_sp(p, root, r);
-		if (result != SCAN_INCOMPLETE)
-			return result;
+		if (!r->filled)
+			r->filled = tdp_fill_table(p, root, p->sps[0]->spt, r->start, r->end);
+		if (!r->filled)
+			return SCAN_DONE;
+
+		if (num_online_nodes() > 1 && !node_matches(p, r)) {
+			kvm_tdp_populate_end(p);
+			return SCAN_NO_TABLE;
+		}
 	}
 
-	if (iter->level > PG_LEVEL_2M) {
-		memset64(p->table_sp->spt, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE);
-		return link_sp(p, iter, &p->table_sp) ? SCAN_DESCEND : SCAN_RACED;
-	}
+	sp = upper ? &p->sps[p->nr_sps - 1] : &p->sps[0];
+	if (upper)
+		memset64((*sp)->spt, SHADOW_NONPRESENT_VALUE, SPTE_ENT_PER_PAGE);
 
-	if (!link_sp(p, iter, &p->leaf_sp))
+	tdp_mmu_init_child_sp(*sp, iter);
+	if (tdp_mmu_link_sp(p->kvm, iter, *sp, true))
 		return SCAN_RACED;
+	*sp = p->sps[--p->nr_sps];
 
-	p->want_leaf_sp = true;
-	kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r->filled);
+	if (upper) {
+		p->nr_wanted_sps--;
+		return SCAN_DESCEND;
+	}
+
 	r->installed = r->filled;
 	r->mapped = r->filled;
 	return SCAN_DONE;
 }
 
-/*
- * Map what can be mapped of @r by changing the SPTE at the iterator's position
- * or, if that has a table of 4KiB SPTEs, in there.
- */
+/* Map what can be mapped of @r by the SPTE at the iterator's position, or in its table. */
 static enum scan_result populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
 				      struct tdp_iter *iter, struct region *r)
 {
@@ -292,15 +263,11 @@ static enum scan_result populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu
 	if (result != SCAN_INCOMPLETE)
 		return result;
 
-	/*
-	 * Return early if the host maps nothing here.  Otherwise an empty page table
-	 * would be allocated and linked.
-	 */
+	/* Else an empty page table might be allocated. */
 	if (!host_maps_any(p, r))
 		return SCAN_DONE;
 
-	usable = tdp_host_check_vma(p, __gfn_to_hva_memslot(p->slot, r->first),
-				    __gfn_to_hva_memslot(p->slot, r->last - 1) + PAGE_SIZE);
+	usable = tdp_host_check_vma(p, r->first, r->last);
 	if (usable <= 0)
 		return usable ? SCAN_CHANGING : SCAN_UNUSABLE;
 
@@ -308,7 +275,11 @@ static enum scan_result populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu
 	if (iter->level <= r->level && !(r->child && r->child->nx_huge_page_disallowed))
 		return install_huge(p, root, iter, r);
 
-	return r->child ? fill_child(p, root, r) : build_table(p, root, iter, r);
+	if (!r->child)
+		return build_table(p, root, iter, r);
+
+	r->mapped = tdp_fill_holes(p, r->child, r->start, r->end, &r->installed);
+	return SCAN_DONE;
 }
 
 static void count_absent(struct kvm_tdp_populate *p, u64 nr)
@@ -320,8 +291,8 @@ static void count_absent(struct kvm_tdp_populate *p, u64 nr)
 /* Regions, other than new page tables, per acquisition of mmu_lock. */
 #define SCANS_PER_LOCK	16
 
-/* Have @r end where its first run of pages that are wanted does, if it goes beyond. */
-static bool cut_to_run(const struct kvm_tdp_populate *p, struct region *r)
+/* Where the first run of pages of @r that are wanted ends. */
+static gfn_t first_run_end(const struct kvm_tdp_populate *p, struct region *r)
 {
 	unsigned int first = r->start & (SPTE_ENT_PER_PAGE - 1), run, run_end;
 
@@ -329,18 +300,10 @@ static bool cut_to_run(const struct kvm_tdp_populate *p, struct region *r)
 	run = tdp_next_run(p, first, first + (r->end - r->start), &run_end);
 	KVM_MMU_WARN_ON(run != first);
 
-	if (run_end == first + (r->end - r->start))
-		return false;
-
-	r->end = r->start + run_end - first;
-	r->nr = tdp_nr_wanted(p, r->start, r->end);
-	return true;
+	return r->start + run_end - first;
 }
 
-/*
- * Map what can be mapped of the region at @gfn by what is at the iterator's position.
- * The first time, see what the host has of it.
- */
+/* The same for the region at @gfn.  The first time, see what the host has of it. */
 static enum scan_result populate_region(struct kvm_tdp_populate *p,
 					struct kvm_mmu_page *root,
 					struct tdp_iter *iter, struct region *r,
@@ -352,14 +315,9 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 	if (iter->gfn > gfn)
 		return SCAN_RACED;
 
-	if (r->start != gfn) {
-		r->start = gfn;
-		r->end = min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) +
-				  KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
-		r->nr = tdp_nr_wanted(p, r->start, r->end);
-		if (!scan_host(p, r))
-			return SCAN_CHANGING;
-	}
+	end = min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) + KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
+	if (r->start != gfn && !scan_host(p, r, gfn, end))
+		return SCAN_CHANGING;
 
 	for (;;) {
 		result = populate_spte(p, root, iter, r);
@@ -367,9 +325,10 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 			return result;
 
 		/* It may be nothing but what is not wanted that can't be mapped. */
-		if (!cut_to_run(p, r))
+		end = first_run_end(p, r);
+		if (end == r->end)
 			return SCAN_DONE;
-		if (!scan_host(p, r))
+		if (!scan_host(p, r, gfn, end))
 			return SCAN_CHANGING;
 	}
 }
@@ -384,6 +343,9 @@ static void finish_region(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 		r->mapped = r->nr;
 	}
 
+	/* What is huge has been counted as it was installed. */
+	if (r->installed && r->leaf_level == PG_LEVEL_4K)
+		kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r->installed);
 	if (r->installed)
 		atomic64_add(r->leaf_level > PG_LEVEL_4K ? 1 : r->installed,
 			     &p->kvm->stat.tdp_populated[r->leaf_level - 1]);
@@ -392,6 +354,8 @@ static void finish_region(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 
 	p->mapped += r->mapped;
 	p->installed += r->installed;
+	if (r->mapped < r->nr)
+		count_absent(p, r->nr - r->mapped);
 }
 
 /* Whether to drop mmu_lock after a region, the last of so many scans. */
@@ -409,19 +373,6 @@ static bool should_unlock(struct tdp_iter *iter, struct region *r, unsigned int 
 	       (r->installed && r->leaf_level == PG_LEVEL_4K);
 }
 
-/* Why a walk has not come to the end of its first region. */
-static long scan_error(enum scan_result result)
-{
-	switch (result) {
-	case SCAN_NO_TABLE:
-		return -ENOBUFS;
-	case SCAN_CHANGING:
-		return -EAGAIN;
-	default:
-		return -EBUSY;
-	}
-}
-
 /*
  * Map what is present from @start on, until @end or until enough has been done
  * for one acquisition of mmu_lock, which is held for read, as is RCU.  Returns
@@ -435,7 +386,6 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 	unsigned int scans = 0;
 	struct tdp_iter iter;
 	gfn_t gfn = start;
-	u64 absent = 0;
 
 	if (p->slot->flags & KVM_MEMSLOT_INVALID)
 		return -EAGAIN;
@@ -450,17 +400,13 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 			break;
 
 		finish_region(p, &iter, &r, end);
-		absent += r.nr - r.mapped;
 		gfn = r.end;
 
 		if (should_unlock(&iter, &r, ++scans))
 			break;
 	}
 
-	if (absent)
-		count_absent(p, absent);
-
-	return gfn > start ? gfn - start : scan_error(result);
+	return gfn > start ? gfn - start : result;
 }
 
 /* The valid root with the wanted role, stable while mmu_lock is held. */
@@ -488,14 +434,14 @@ static struct kvm_mmu_page *find_root(struct kvm *kvm, union kvm_mmu_page_role r
 
 /*
  * Whoever is charged above memory.high, of its cgroup or of one above, is to reclaim,
- * and to wait.  Walks in the background do neither, so they do without.
+ * and to wait.  The follower, a worker that nobody waits for, does neither.
  */
-static bool may_charge(const struct kvm_tdp_populate *p)
+static bool may_charge(void)
 {
 #ifdef CONFIG_MEMCG
 	struct mem_cgroup *memcg;
 
-	if (!p->background || !memcg_kmem_online())
+	if (!(current->flags & PF_USER_WORKER) || !memcg_kmem_online())
 		return true;
 
 	guard(rcu)();
@@ -508,69 +454,36 @@ static bool may_charge(const struct kvm_tdp_populate *p)
 	return true;
 }
 
-/* Have a page table, on the wanted node if it has one, instead of @sp. */
-static void replace_sp(struct kvm_tdp_populate *p, struct kvm_mmu_page **sp)
-{
-	struct kvm_mmu_page *new = NULL;
-
-	if (may_charge(p))
-		new = tdp_mmu_alloc_sp_for_split(POPULATE_GFP, p->node - 1);
-
-	if (new && *sp)
-		tdp_mmu_free_unused_sp(*sp);
-	if (new)
-		*sp = new;
-}
-
 /*
- * Get the page tables that are wanted, with nothing locked.  If the previous region
- * took one, so will the next, mostly; it is an error to have none if one is @needed.
+ * Get the page tables that are wanted, with nothing locked: if the previous region took
+ * one, so will the next, mostly.
  */
-static int topup_sps(struct kvm_tdp_populate *p, bool needed)
+static int topup_sps(struct kvm_tdp_populate *p)
 {
-	if (p->want_leaf_sp)
-		replace_sp(p, &p->leaf_sp);
-	if (p->want_table_sp)
-		replace_sp(p, &p->table_sp);
+	const int nr = p->nr_wanted_sps;
+	struct kvm_mmu_page *sp;
 
-	if (needed &&
-	    ((p->want_leaf_sp && !p->leaf_sp) || (p->want_table_sp && !p->table_sp)))
-		return -ENOMEM;
+	p->nr_wanted_sps = 0;
+	while (p->nr_sps < nr) {
+		sp = may_charge() ? tdp_mmu_alloc_sp_for_split(POPULATE_GFP, p->node - 1) : NULL;
+		if (!sp)
+			return -ENOMEM;
+		p->sps[p->nr_sps++] = sp;
+	}
 
-	p->want_leaf_sp = false;
-	p->want_table_sp = false;
 	return 0;
 }
 
-/* Have a root if there is none, or none that is valid, with nothing locked. */
-static int make_root(struct kvm_tdp_populate *p)
-{
-	if (!may_charge(p))
-		return -ENOMEM;
-
-	return kvm_tdp_mmu_create_root(p->kvm, p->role, POPULATE_GFP);
-}
-
-/*
- * Do what is done in one acquisition of mmu_lock, for which a writer waits at most.
- * The root, which may have gone invalid meanwhile, is looked up for each.
- */
+/* The root may have gone invalid since mmu_lock was dropped. */
 static long populate_under_lock(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 {
-	struct kvm *kvm = p->kvm;
 	struct kvm_mmu_page *root;
-	long r;
 
-	read_lock(&kvm->mmu_lock);
-	rcu_read_lock();
+	guard(read_lock)(&p->kvm->mmu_lock);
+	guard(rcu)();
 
-	root = find_root(kvm, p->role);
-	r = root ? populate_range(p, root, start, end) : -ENOENT;
-
-	rcu_read_unlock();
-	read_unlock(&kvm->mmu_lock);
-
-	return r;
+	root = find_root(p->kvm, p->role);
+	return root ? populate_range(p, root, start, end) : -ENOENT;
 }
 
 /*
@@ -598,13 +511,14 @@ long kvm_tdp_populate(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 	end = min(end, nr_gfns);
 
 	do {
-		if (topup_sps(p, r == -ENOBUFS))
+		if (topup_sps(p) && r == SCAN_NO_TABLE)
 			goto nomem;
 
 		r = populate_under_lock(p, start, end);
-		if (r == -ENOENT && make_root(p))
+		if (r == -ENOENT &&
+		    (!may_charge() || kvm_tdp_mmu_create_root(p->kvm, p->role, POPULATE_GFP)))
 			goto nomem;
-	} while (r == -EBUSY || r == -ENOBUFS || r == -ENOENT);
+	} while (r < 0 && r != SCAN_CHANGING);
 
 	return r;
 
@@ -632,8 +546,7 @@ int kvm_tdp_populate_link(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 	int ret;
 
 	if (is_gfn_range_being_invalidated(p->kvm, r.start, r.end) ||
-	    tdp_host_check_vma(p, __gfn_to_hva_memslot(slot, r.start),
-			       __gfn_to_hva_memslot(slot, r.end - 1) + PAGE_SIZE) <= 0)
+	    tdp_host_check_vma(p, r.start, r.end) <= 0)
 		return tdp_mmu_link_sp(p->kvm, iter, sp, true);
 
 	tdp_fill_begin(p);
@@ -645,20 +558,14 @@ int kvm_tdp_populate_link(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 	if (ret)
 		return ret;
 
-	kvm_update_page_stats(p->kvm, PG_LEVEL_4K, r.installed);
 	r.nr = r.end - r.start;
 	r.mapped = r.installed + 1;
 	finish_region(p, iter, &r, r.end);
-	count_absent(p, r.end - r.start - r.mapped);
 	return 0;
 }
 
 void kvm_tdp_populate_end(struct kvm_tdp_populate *p)
 {
-	if (p->leaf_sp)
-		tdp_mmu_free_unused_sp(p->leaf_sp);
-	if (p->table_sp)
-		tdp_mmu_free_unused_sp(p->table_sp);
-	p->leaf_sp = NULL;
-	p->table_sp = NULL;
+	while (p->nr_sps)
+		tdp_mmu_free_unused_sp(p->sps[--p->nr_sps]);
 }

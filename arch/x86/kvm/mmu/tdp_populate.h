@@ -24,8 +24,6 @@ struct kvm_tdp_populate {
 	 * them dirty, and so can map them writable.
 	 */
 	bool skip_clean;
-	/* Nobody waits for it: leave memory to others, see may_charge(). */
-	bool background;
 	/*
 	 * The pages to map, by their place in their 2MiB region, which the range must
 	 * not go beyond; all of the range if NULL.  A huge page is mapped as a whole.
@@ -37,11 +35,10 @@ struct kvm_tdp_populate {
 	u64 installed;	/* of those, mapped by this walk */
 	u64 absent;	/* not mapped, because the host has nothing to map */
 
-	/* Page tables not linked yet: one to be filled with leafs, one empty. */
-	struct kvm_mmu_page *leaf_sp;
-	struct kvm_mmu_page *table_sp;
-	bool want_leaf_sp;
-	bool want_table_sp;
+	/* Page tables not linked yet, and how many it takes; leaf SPTEs go to the first. */
+	struct kvm_mmu_page *sps[PT64_ROOT_MAX_LEVEL - 1];
+	int nr_sps;
+	int nr_wanted_sps;
 	/* One more than the node that they were asked for, 0 for any. */
 	int node;
 
@@ -52,10 +49,8 @@ struct kvm_tdp_populate {
 
 	/* 4KiB SPTEs less the pfn, by whether the PTE is writable; 0 if not yet made. */
 	u64 template[2];
-	/* What the bits of a host PTE that matter are if the template fits. */
+	/* What the bits of a host PTE that matter are if the template fits, or ~0. */
 	u64 plain_pte[2];
-	/* Writable SPTEs are subject to mmu_try_to_unsync_pages(). */
-	bool tracked;
 };
 
 /*
