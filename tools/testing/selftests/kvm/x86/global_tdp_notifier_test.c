@@ -735,6 +735,10 @@ static bool test_change(const struct change *change, bool follow)
 	else if (change->fn == reach_limit && follow && !gtdp_has_ad_bits())
 		TEST_ASSERT(faults <= env.nr_kept, "%lu faults, and %lu pages were kept",
 			    faults, env.nr_kept);
+	/* What the guest reads is swapped in clean: the follower may map it before the fault. */
+	else if (change->fn == reach_limit && follow)
+		TEST_ASSERT(faults <= NR_PAGES - env.nr_kept, "%lu faults, %lu pages were kept",
+			    faults, env.nr_kept);
 	else if (change->fn != merge_and_unmerge &&
 		 (follow || change->backing != GTDP_HUGETLB))
 		TEST_ASSERT_EQ(faults, 0);
