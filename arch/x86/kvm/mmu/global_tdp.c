@@ -21,13 +21,11 @@ enum gtdp_mode {
 	NR_GTDP_MODES,
 };
 
-/* The names, and what else is taken for them. */
+/* The names in the order of the modes, and what else is taken for these. */
 static const char * const gtdp_modes[] = {
-	[GTDP_ASK]			= "ask",
-	[GTDP_ALWAYS]			= "always",
-	[GTDP_NEVER]			= "never",
-	[GTDP_ASK + NR_GTDP_MODES]	= "0",
-	[GTDP_ALWAYS + NR_GTDP_MODES]	= "1",
+	[GTDP_ASK]			= "ask", "always", "never",
+	[GTDP_ASK + NR_GTDP_MODES]	= "0", "1", "never",
+	[GTDP_ASK + 2 * NR_GTDP_MODES]	= "N", "Y",
 };
 
 static enum gtdp_mode __read_mostly global_tdp = GTDP_ASK;

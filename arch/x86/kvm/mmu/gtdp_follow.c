@@ -415,6 +415,10 @@ void __kvm_gtdp_vcpu_runs(struct kvm *kvm)
 {
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 
+	/* Else one that was created before all was turned off would be woken each time. */
+	if (!kvm_gtdp_enabled(kvm))
+		return;
+
 	/* The follower may be waiting for memory: that is over, as it soon sees. */
 	if (READ_ONCE(gtdp->follower) && !READ_ONCE(gtdp->has_run))
 		gtdp_wake_follower(gtdp, GTDP_URGENT);

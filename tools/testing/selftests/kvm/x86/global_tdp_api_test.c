@@ -156,18 +156,18 @@ static bool test_stat_files(void)
 	return true;
 }
 
-/* It is written as a name, as 0 or as 1, and read as a name. */
+/* It is written as a name or as a boolean, and read as a name. */
 static bool test_spellings(void)
 {
 	const struct {
 		const char *written, *read;
 	} cases[] = {
 		{ "always", "always" }, { "never", "never" }, { "ask", "ask" },
-		{ "1", "always" }, { "0", "ask" },
+		{ "1", "always" }, { "0", "ask" }, { "Y", "always" }, { "N", "ask" },
 		{ "never\n", "never" }, { "always\n", "always" }, { "ask\n", "ask" },
 	};
 	const char * const unknown[] = {
-		"2", "-1", "Y", "on", "sometimes", "ask never", "al", "nevr", "Never", "none",
+		"2", "-1", "y", "on", "sometimes", "ask never", "al", "nevr", "Never", "none",
 	};
 	int i;
 
