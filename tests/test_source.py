@@ -1,11 +1,10 @@
 """What overwrites the repository, or build/linux: on a scratch of both."""
 
-import tempfile
-import unittest
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
+
+import pytest
 
 from lab.error import LabError
 from lab.source import copies, debian, patches, refresh, series, tree
@@ -16,30 +15,21 @@ RELEASE = "6.12.1+deb12-amd64"
 OLD, NEW = "arch/x86/old.c", "arch/x86/kvm/mmu/new.c"
 
 
-class Scratch(unittest.TestCase):
+class Scratch:
     """A repository without a patch, and a kernel of two files."""
 
-    def setUp(self) -> None:
-        stack = ExitStack()
-        self.addCleanup(stack.close)
-        self.root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        self.linux = self.root / "build/linux"
-        self.patches = self.root / "patches/6.12"
-        self.patches.mkdir(parents=True)
-        names = {"ROOT": self.root, "LINUX": self.linux, "PATCHES": self.patches}
-        names |= {"SERIES": self.patches / "series", "BUILD": self.root / "build"}
-        names |= {"STATE": self.linux / ".git/lab.json", "COVERS": self.patches / "covers"}
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.linux = root, root / "build/linux"
+        self.folder = self.root / "patches/6.12"
+        self.folder.mkdir(parents=True)
+        names = {"ROOT": self.root, "LINUX": self.linux, "PATCHES": self.folder}
+        names |= {"SERIES": self.folder / "series", "BUILD": self.root / "build"}
+        names |= {"STATE": self.linux / ".git/lab.json", "COVERS": self.folder / "covers"}
         for module in (patches, tree, refresh, copies, series):
-            known = {name: path for name, path in names.items() if hasattr(module, name)}
-            stack.enter_context(mock.patch.multiple(module, **known))
-        kernel = mock.patch.object(debian, "kernel", return_value=Kernel(RELEASE))
-        stack.enter_context(kernel)
-        for module in (tree, refresh, series):
-            stack.enter_context(mock.patch.object(module, "console"))
-        self._make_kernel()
-        tree.compose()
-
-    def _make_kernel(self) -> None:
+            for name, value in (*names.items(), ("console", mock.Mock())):
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(debian, "kernel", lambda *_: Kernel(RELEASE))
         self.write(OLD, "one\ntwo\nthree\n")
         self.write("README", "kernel\n")
         self.git = Git(self.linux)
@@ -48,6 +38,7 @@ class Scratch(unittest.TestCase):
         self.git("config", "user.email", "a@example.org")
         self.commit(f"Debian linux-source {RELEASE}")
         self.git("tag", BASE)
+        tree.compose()
 
     def write(self, name: str, text: str) -> Path:
         path = self.linux / name
@@ -55,10 +46,9 @@ class Scratch(unittest.TestCase):
         path.write_text(text)
         return path
 
-    def commit(self, message: str) -> str:
+    def commit(self, message: str) -> None:
         self.git("add", "-A")
         self.git("commit", "-q", "--allow-empty", "-m", message)
-        return self.git.commit()
 
     def two_commits(self) -> None:
         self.write(OLD, "one\n2\nthree\n")
@@ -66,6 +56,20 @@ class Scratch(unittest.TestCase):
         self.write(OLD, "one\n2\n3\n")
         self.write(NEW, "new\n").chmod(0o755)
         self.commit("KVM: Add the new")
+
+    def refreshed(self) -> list[Path]:
+        """Have two patches."""
+        self.two_commits()
+        refresh.refresh()
+        return self.patches()
+
+    def patches(self) -> list[Path]:
+        return sorted(self.folder.glob("*.patch"))
+
+    def without(self) -> None:
+        """Have a tree as before the first time."""
+        self.git("reset", "-q", "--hard", BASE)
+        tree.STATE.unlink()
 
     def files(self) -> dict[str, bytes]:
         """Return all of the repository but for its build."""
@@ -76,277 +80,241 @@ class Scratch(unittest.TestCase):
     def refuses(self, what: Callable[[], object], words: str) -> None:
         """See that it is refused, and that nothing has changed for that."""
         before = self.files(), self.git.commit(), self.git("status", "--porcelain")
-        with self.assertRaisesRegex(LabError, words):
+        with pytest.raises(LabError, match=words):
             what()
-        self.assertEqual(
-            before, (self.files(), self.git.commit(), self.git("status", "--porcelain"))
-        )
-
-
-class RoundTrip(Scratch):
-    def test_there_and_back(self) -> None:
-        self.two_commits()
-        refresh.refresh()
-        head, made = self.git.commit(), self.files()
-        _, second = sorted(name for name in made if name.endswith(".patch"))
-        self.assertIn(f"--- /dev/null\n+++ b/{NEW}\n".encode(), made[second])
-        self.assertIn(b"new file mode 100755", made[second])
-        self.assertEqual(made[NEW], b"new\n")
-        self.assertTrue((self.root / NEW).stat().st_mode & 0o100)
-
-        self.git("reset", "-q", "--hard", BASE)
-        tree.STATE.unlink()
-        tree.compose()
-        self.assertEqual(self.git("diff", head, "HEAD"), "")
-        for what in ("%an %ae %ad", "%B"):
-            told = (
-                self.git("log", f"--format={what}", f"{BASE}..{end}") for end in (head, "HEAD")
-            )
-            self.assertEqual(*told)
-        refresh.refresh()
-        self.assertEqual(self.files(), made)
-        copies.check()
-
-    def test_git_am_takes_it(self) -> None:
-        self.two_commits()
-        self.write(NEW, "newer\n")
-        self.commit("KVM: Change the new")
-        refresh.refresh()
-        head = self.git.commit()
-        self.git("reset", "-q", "--hard", BASE)
-        self.git("am", "-q", *sorted(self.patches.glob("*.patch")))
-        self.assertEqual(self.git("diff", head, "HEAD"), "")
-
-    def test_what_is_no_longer_there_goes(self) -> None:
-        self.two_commits()
-        refresh.refresh()
-        self.git("reset", "-q", "--hard", "HEAD~1")
-        refresh.refresh()
-        self.assertFalse((self.root / "arch").exists())
-        self.assertEqual(len(list(self.patches.glob("*.patch"))), 1)
-        self.assertIsNone(tree.unsaved())
-
-    def test_bytes_that_are_no_text(self) -> None:
-        self.write(OLD, "").write_bytes(b"one\r\n\xe9\nthree\n")
-        self.commit("KVM: Say it in Latin")
-        refresh.refresh()
-        head = self.git.commit()
-        self.git("reset", "-q", "--hard", BASE)
-        tree.STATE.unlink()
-        tree.compose()
-        self.assertEqual(self.git("diff", "--stat", head, "HEAD"), "")
-
-    def test_files_that_stay_keep_their_times(self) -> None:
-        self.two_commits()
-        refresh.refresh()
-        before = (self.linux / "README").stat().st_mtime_ns
-        self.git("reset", "-q", "--hard", BASE)
-        tree.STATE.unlink()
-        tree.compose()
-        self.assertEqual((self.linux / "README").stat().st_mtime_ns, before)
-
-
-class Compose(Scratch):
-    """Loses no edits, and does nothing by halves."""
-
-    def test_edits(self) -> None:
-        self.write(OLD, "edited\n")
-        self.refuses(tree.compose, "uncommitted edits")
-
-    def test_commits(self) -> None:
-        self.two_commits()
-        self.refuses(tree.compose, "commits that are not in patches")
-
-    def test_a_rebase_that_goes_on(self) -> None:
-        self.git("checkout", "-q", "--detach")
-        self.refuses(tree.compose, "not on branch")
-
-    def saved(self) -> Path:
-        """Have two patches in the repository, none in the tree; return the second."""
-        self.two_commits()
-        refresh.refresh()
-        self.git("reset", "-q", "--hard", BASE)
-        tree.STATE.unlink()
-        return sorted(self.patches.glob("*.patch"))[1]
-
-    def test_a_patch_that_does_not_apply(self) -> None:
-        second = self.saved()
-        second.write_text(second.read_text().replace("-three", "-four"))
-        self.refuses(tree.compose, f"{second.name} does not apply at {OLD}")
-
-    def test_a_patch_that_is_not_there(self) -> None:
-        second = self.saved()
-        second.unlink()
-        self.refuses(tree.compose, f"{second.name}: no such patch")
-
-
-class Refresh(Scratch):
-    """Takes nothing that could not be given back."""
-
-    def test_edits(self) -> None:
-        self.write(OLD, "edited\n")
-        self.refuses(refresh.refresh, "uncommitted edits")
-
-    def test_a_fixup(self) -> None:
-        self.two_commits()
-        self.commit("fixup! KVM: Add the new")
-        self.refuses(refresh.refresh, "fixup!")
-
-    def test_a_merge(self) -> None:
-        self.git("checkout", "-q", "-b", "other")
-        self.commit("KVM: Other")
-        self.git("checkout", "-q", BRANCH)
-        self.commit("KVM: One")
-        self.git("merge", "-q", "--no-edit", "other")
-        self.refuses(refresh.refresh, "the merge")
-
-    def test_a_changelog_that_git_would_cut(self) -> None:
-        for line in ("diff --git a/x b/x", "---", "--- a/x", "Index: x"):
-            self.commit(f"KVM: Subject\n\nWords\n{line}\nmore words")
-            self.refuses(refresh.refresh, "git would end there")
-            self.git("reset", "-q", "--hard", "HEAD~1")
-
-    def test_patches_that_changed_meanwhile(self) -> None:
-        self.two_commits()
-        refresh.refresh()
-        first = min(self.patches.glob("*.patch"))
-        first.write_text(first.read_text().replace("It was old", "It was very old"))
-        self.write(OLD, "edited there\n")
-        self.commit("KVM: Another")
-        self.refuses(refresh.refresh, "changed since make tree")
-
-    def test_a_tree_that_was_never_composed(self) -> None:
-        tree.STATE.unlink()
-        self.two_commits()
-        self.refuses(refresh.refresh, "never composed")
-
-    def test_commits_on_something_else(self) -> None:
-        self.git("checkout", "-q", "--orphan", "else")
-        self.commit("Something else")
-        self.git("branch", "-f", BRANCH)
-        self.git("checkout", "-q", BRANCH)
-        with self.assertRaises(LabError):
-            refresh.refresh()
-
-    def test_no_tree(self) -> None:
-        self.linux.rename(self.root / "build/away")
-        with self.assertRaisesRegex(LabError, "make tree first"):
-            refresh.refresh()
-
-
-class Copies(Scratch):
-    """The new files, where people read them."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.two_commits()
-        refresh.refresh()
-
-    def test_edited(self) -> None:
-        (self.root / NEW).write_text("edited here\n")
-        self.refuses(copies.check, f"{NEW} .1 in all. is not what")
-
-    def test_another_mode(self) -> None:
-        (self.root / NEW).chmod(0o644)
-        self.refuses(copies.check, NEW)
-
-    def test_gone(self) -> None:
-        (self.root / NEW).unlink()
-        self.refuses(copies.check, NEW)
-
-    def test_one_too_many(self) -> None:
-        (self.root / "virt").mkdir()
-        (self.root / "virt/more.c").write_text("more\n")
-        self.refuses(copies.check, "virt/more.c")
-        refresh.refresh()
-        self.assertFalse((self.root / "virt").exists())
-        copies.check()
-
-    def test_of_the_newest_series_that_has_patches(self) -> None:
-        """An older one, which is worked on, leaves them alone."""
-        newer = self.root / "patches/7.3"
-        newer.mkdir()
-        (newer / "series").write_text("# none yet\n")
-        copies.check()
-        only = max(self.patches.glob("*.patch"))
-        text = only.read_text().replace("+new\n", "+newer\n")
-        (newer / only.name).write_text(text)
-        (newer / "series").write_text(f"{only.name}\n")
-        self.refuses(copies.check, NEW)
-        refresh.refresh()
-        self.assertEqual((self.root / NEW).read_text(), "newer\n")
-        copies.check()
-
-
-class Parts(Scratch):
-    """What is mailed, each with a cover letter."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.two_commits()
-        self.commit("KVM: A third")
-        refresh.refresh()
-        self.cover("1-old", "Subject: The old\nLast: KVM: Change the old\n\nWhy.\n")
-        self.cover("2-new", "Subject: The new\n\nWhat.\n")
+        assert before == (self.files(), self.git.commit(), self.git("status", "--porcelain"))
 
     def cover(self, name: str, text: str) -> None:
-        path = self.patches / "covers" / f"{name}.txt"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-
-    def test_exported(self) -> None:
-        made = [str(path.relative_to(self.root / "build/series")) for path in series.export()]
-        self.assertEqual(made[0], "1-old/0001-KVM-Change-the-old.patch")
-        self.assertEqual(len(made), 3)
-        letter = (self.root / "build/series/2-new/0000-cover-letter.patch").read_text()
-        self.assertRegex(letter, r"(?s)\[PATCH 0/2\] The new\n\nWhat\.\n.*Add the new")
-        self.assertNotIn("Change the old", letter)
-
-    def test_no_cover(self) -> None:
-        for cover in (self.patches / "covers").glob("*.txt"):
-            cover.unlink()
-        self.refuses(series.export, "covers has no letter")
-
-    def test_no_such_patch(self) -> None:
-        self.cover("1-old", "Subject: The old\nLast: KVM: Another\n\nWhy.\n")
-        self.refuses(series.export, "there are 0 patches 'KVM: Another'")
-
-    def test_an_end_too_many_or_too_few(self) -> None:
-        self.cover("2-new", "Subject: The new\nLast: KVM: Add the new\n\nWhat.\n")
-        self.refuses(series.export, "but the last one")
-        self.cover("1-old", "Subject: The old\n\nWhy.\n")
-        self.refuses(series.export, "but the last one")
-
-    def test_nothing_left(self) -> None:
-        self.cover("1-old", "Subject: The old\nLast: KVM: A third\n\nWhy.\n")
-        self.refuses(series.export, "no patch is left")
-
-    def test_no_subject(self) -> None:
-        self.cover("2-new", "The new\n")
-        self.refuses(series.export, "has no 'Subject: '")
+        (self.folder / "covers").mkdir(exist_ok=True)
+        (self.folder / "covers" / f"{name}.txt").write_text(text)
 
 
-class Series(Scratch):
-    """The patch folder."""
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scratch:
+    return Scratch(tmp_path, monkeypatch)
 
-    def test_series_has_comments(self) -> None:
-        (self.patches / "0001-x.patch").write_text("Subject: x\n")
-        (self.patches / "series").write_text("# of these\n\n0001-x.patch # the first\n")
-        (found,) = patches.series()
-        self.assertEqual(found.name, "0001-x.patch")
 
-    def test_the_digest_sees_names_and_content(self) -> None:
-        self.two_commits()
+def test_there_and_back(scratch: Scratch) -> None:
+    """A file that stays keeps its time."""
+    _, second = scratch.refreshed()
+    head, made = scratch.git.commit(), scratch.files()
+    time = (scratch.linux / "README").stat().st_mtime_ns
+    assert f"--- /dev/null\n+++ b/{NEW}\n" in second.read_text()
+    assert "new file mode 100755" in second.read_text()
+    assert made[NEW] == b"new\n"
+    assert (scratch.root / NEW).stat().st_mode & 0o100
+    scratch.without()
+    tree.compose()
+    assert (scratch.linux / "README").stat().st_mtime_ns == time
+    assert scratch.git("diff", head, "HEAD") == ""
+    for what in ("%an %ae %ad", "%B"):
+        log = ("log", f"--format={what}")
+        assert scratch.git(*log, f"{BASE}..{head}") == scratch.git(*log, f"{BASE}..HEAD")
+    refresh.refresh()
+    assert scratch.files() == made
+    copies.check()
+
+
+def test_git_am_takes_it(scratch: Scratch) -> None:
+    scratch.two_commits()
+    scratch.write(NEW, "newer\n")
+    scratch.commit("KVM: Change the new")
+    refresh.refresh()
+    head = scratch.git.commit()
+    scratch.git("reset", "-q", "--hard", BASE)
+    scratch.git("am", "-q", *scratch.patches())
+    assert scratch.git("diff", head, "HEAD") == ""
+
+
+def test_what_is_no_longer_there_goes(scratch: Scratch) -> None:
+    scratch.refreshed()
+    scratch.git("reset", "-q", "--hard", "HEAD~1")
+    refresh.refresh()
+    assert not (scratch.root / "arch").exists()
+    assert len(scratch.patches()) == 1
+    assert tree.unsaved() is None
+
+
+def test_bytes_that_are_no_text(scratch: Scratch) -> None:
+    (scratch.linux / OLD).write_bytes(b"one\r\n\xe9\nthree\n")
+    scratch.commit("KVM: Say it in Latin")
+    refresh.refresh()
+    head = scratch.git.commit()
+    scratch.without()
+    tree.compose()
+    assert scratch.git("diff", "--stat", head, "HEAD") == ""
+
+
+def _has_merge(scratch: Scratch) -> None:
+    scratch.git("checkout", "-q", "-b", "other")
+    scratch.commit("KVM: Other")
+    scratch.git("checkout", "-q", BRANCH)
+    scratch.commit("KVM: One")
+    scratch.git("merge", "-q", "--no-edit", "other")
+
+
+def _has_patches_that_changed(scratch: Scratch) -> None:
+    first, _ = scratch.refreshed()
+    first.write_text(first.read_text().replace("It was old", "It was very old"))
+    scratch.write(OLD, "edited there\n")
+    scratch.commit("KVM: Another")
+
+
+def _has_fixup(scratch: Scratch) -> None:
+    scratch.two_commits()
+    scratch.commit("fixup! KVM: Add the new")
+
+
+def _was_never_composed(scratch: Scratch) -> None:
+    tree.STATE.unlink()
+    scratch.two_commits()
+
+
+@pytest.mark.parametrize(
+    ("has", "what", "words"),
+    (
+        (lambda scratch: scratch.write(OLD, "edited\n"), tree.compose, "uncommitted edits"),
+        (Scratch.two_commits, tree.compose, "commits that are not in patches"),
+        (
+            lambda scratch: scratch.git("checkout", "-q", "--detach"),  # a rebase goes on
+            *(tree.compose, "not on branch"),
+        ),
+        (lambda scratch: scratch.write(OLD, "edited\n"), refresh.refresh, "uncommitted edits"),
+        (_has_fixup, refresh.refresh, "fixup!"),
+        (_has_merge, refresh.refresh, "the merge"),
+        (_has_patches_that_changed, refresh.refresh, "changed since make tree"),
+        (_was_never_composed, refresh.refresh, "never composed"),
+    ),
+)
+def test_nothing_is_lost(
+    scratch: Scratch, has: Callable, what: Callable[[], object], words: str
+) -> None:
+    has(scratch)
+    scratch.refuses(what, words)
+
+
+@pytest.mark.parametrize("is_there", (True, False))
+def test_a_patch_that_does_not_apply(scratch: Scratch, is_there: bool) -> None:
+    _, second = scratch.refreshed()
+    scratch.without()
+    second.write_text(second.read_text().replace("-three", "-four"))
+    if not is_there:
+        second.unlink()
+    why = f"does not apply at {OLD}" if is_there else "no such patch"
+    scratch.refuses(tree.compose, f"{second.name}:? {why}")
+
+
+@pytest.mark.parametrize("line", ("diff --git a/x b/x", "---", "--- a/x", "Index: x"))
+def test_a_changelog_that_git_would_cut(scratch: Scratch, line: str) -> None:
+    scratch.commit(f"KVM: Subject\n\nWords\n{line}\nmore words")
+    scratch.refuses(refresh.refresh, "git would end there")
+
+
+def test_commits_on_something_else(scratch: Scratch) -> None:
+    scratch.git("checkout", "-q", "--orphan", "else")
+    scratch.commit("Something else")
+    scratch.git("branch", "-f", BRANCH)
+    scratch.git("checkout", "-q", BRANCH)
+    with pytest.raises(LabError):
         refresh.refresh()
-        seen = {patches.digest(RELEASE), patches.digest("another")}
-        first, second = sorted(self.patches.glob("*.patch"))
-        second.write_text(second.read_text() + "\n")
-        seen.add(patches.digest(RELEASE))
-        series = self.patches / "series"
-        series.write_text(f"{second.name}\n{first.name}\n")
-        seen.add(patches.digest(RELEASE))
-        self.assertEqual(len(seen), 4)
+    scratch.linux.rename(scratch.root / "build/away")
+    with pytest.raises(LabError, match="make tree first"):
+        refresh.refresh()
 
 
-if __name__ == "__main__":
-    unittest.main()
+@pytest.mark.parametrize(
+    ("change", "words"),
+    (
+        (lambda path: path.write_text("edited here\n"), f"{NEW} .1 in all. is not what"),
+        (lambda path: path.chmod(0o644), NEW),
+        (Path.unlink, NEW),
+    ),
+)
+def test_copies_that_differ(scratch: Scratch, change: Callable, words: str) -> None:
+    """New files are where people read them."""
+    scratch.refreshed()
+    change(scratch.root / NEW)
+    scratch.refuses(copies.check, words)
+
+
+def test_one_copy_too_many(scratch: Scratch) -> None:
+    scratch.refreshed()
+    (scratch.root / "virt").mkdir()
+    (scratch.root / "virt/more.c").write_text("more\n")
+    scratch.refuses(copies.check, "virt/more.c")
+    refresh.refresh()
+    assert not (scratch.root / "virt").exists()
+    copies.check()
+
+
+def test_copies_of_the_newest_series_that_has_patches(scratch: Scratch) -> None:
+    """An older one, which is worked on, leaves them alone."""
+    _, only = scratch.refreshed()
+    newer = scratch.root / "patches/7.3"
+    newer.mkdir()
+    (newer / "series").write_text("# none yet\n")
+    copies.check()
+    (newer / only.name).write_text(only.read_text().replace("+new\n", "+newer\n"))
+    (newer / "series").write_text(f"{only.name}\n")
+    scratch.refuses(copies.check, NEW)
+    refresh.refresh()
+    assert (scratch.root / NEW).read_text() == "newer\n"
+    copies.check()
+
+
+@pytest.fixture
+def parts(scratch: Scratch) -> Scratch:
+    """What is mailed has a cover letter for each part."""
+    scratch.two_commits()
+    scratch.commit("KVM: A third")
+    refresh.refresh()
+    scratch.cover("1-old", "Subject: The old\nLast: KVM: Change the old\n\nWhy.\n")
+    scratch.cover("2-new", "Subject: The new\n\nWhat.\n")
+    return scratch
+
+
+def test_exported(parts: Scratch) -> None:
+    made = [str(path.relative_to(parts.root / "build/series")) for path in series.export()]
+    assert made[0] == "1-old/0001-KVM-Change-the-old.patch"
+    assert len(made) == 3
+    letter = (parts.root / "build/series/2-new/0000-cover-letter.patch").read_text()
+    before, after = letter.split("[PATCH 0/2] The new\n\nWhat.\n")
+    assert "Add the new" in after
+    assert "Change the old" not in before + after
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    (
+        (
+            "1-old",
+            "Subject: A\nLast: KVM: Another\n\nB\n",
+            "there are 0 patches 'KVM: Another'",
+        ),
+        ("2-new", "Subject: A\nLast: KVM: Add the new\n\nB\n", "but the last one"),
+        ("1-old", "Subject: A\n\nB\n", "but the last one"),
+        ("1-old", "Subject: A\nLast: KVM: A third\n\nB\n", "no patch is left"),
+        ("2-new", "The new\n", "has no 'Subject: '"),
+    ),
+)
+def test_a_cover_that_does_not_fit(parts: Scratch, name: str, text: str, words: str) -> None:
+    parts.cover(name, text)
+    parts.refuses(series.export, words)
+
+
+def test_no_cover(parts: Scratch) -> None:
+    for cover in (parts.folder / "covers").glob("*.txt"):
+        cover.unlink()
+    parts.refuses(series.export, "covers has no letter")
+
+
+def test_the_digest_sees_names_and_content(scratch: Scratch) -> None:
+    """A series has comments."""
+    first, second = scratch.refreshed()
+    seen = {patches.digest(RELEASE), patches.digest("another")}
+    second.write_text(second.read_text() + "\n")
+    seen.add(patches.digest(RELEASE))
+    (scratch.folder / "series").write_text(f"# of\n\n{second.name} # x\n{first.name}\n")
+    assert [path.name for path in patches.series()] == [second.name, first.name]
+    seen.add(patches.digest(RELEASE))
+    assert len(seen) == 4
