@@ -3,105 +3,84 @@
 import os
 import signal
 import subprocess
-import tempfile
 import time
 import unittest
 from pathlib import Path
-from unittest import mock
+
+import pytest
 
 from lab.machine import served
 from lab.machine.served import Thread
 
+A, WANTS = Thread(5, 5), Thread(5, 5, wants=True)
 
-class ShareTest(unittest.TestCase):
-    def test_who_wants_nothing_is_served(self) -> None:
-        self.assertEqual(served.share([], [], 100), 1)
-        self.assertEqual(served.share([Thread(5, 5)], [Thread(5, 5)], 100), 1)
 
-    def test_who_waits_is_not(self) -> None:
-        self.assertEqual(served.share([Thread(5, 5)], [Thread(25, 85)], 100), 0.2)
-        self.assertEqual(served.share([Thread(5, 5)], [Thread(5, 105)], 100), 0)
-
-    def test_sleep_is_served(self) -> None:
-        self.assertEqual(served.share([Thread(5, 5)], [Thread(6, 15)], 100), 0.9)
-
-    def test_all_threads_count(self) -> None:
-        old = [Thread(0, 0), Thread(50, 10)]
-        self.assertEqual(served.share(old, [Thread(80, 20), Thread(110, 20)], 100), 140 / 170)
-
-    def test_who_has_not_run_all_the_time_waited(self) -> None:
-        thread = Thread(5, 5, wants=True)
-        self.assertEqual(served.share([thread], [thread], 100), 0)
-        # What it waited before is told later, and does not count twice.
-        self.assertEqual(served.share([thread], [Thread(105, 705)], 100), 0.5)
-
-    def test_figures_that_go_back(self) -> None:
-        self.assertEqual(served.share([Thread(50, 50)], [Thread(20, 20)], 100), 1)
-        self.assertEqual(served.part(0, 0), 1)
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    (
+        # Who wants nothing, or sleeps, is served; who waits is not.
+        ([], [], 1),
+        ([A], [A], 1),
+        ([A], [Thread(6, 15)], 0.9),
+        ([A], [Thread(25, 85)], 0.2),
+        ([A], [Thread(5, 105)], 0),
+        # All threads count.
+        ([Thread(0, 0), Thread(50, 10)], [Thread(80, 20), Thread(110, 20)], 140 / 170),
+        # Who has not run waited. What it waited before is told later, and counts once.
+        ([WANTS], [WANTS], 0),
+        ([WANTS], [Thread(105, 705)], 0.5),
+        # Figures may go back.
+        ([Thread(50, 50)], [Thread(20, 20)], 1),
+    ),
+)
+def test_share(old: list[Thread], new: list[Thread], part: float) -> None:
+    assert served.share(old, new, 100) == part
+    assert served.part(0, 0) == 1
 
 
 class ClockTest(unittest.TestCase):
-    def setUp(self) -> None:
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.directory = Path(scratch.name)
-        self.now = 0.0
+    @pytest.fixture(autouse=True)
+    def _host(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory, self.patch = tmp_path, monkeypatch
 
     def told(self) -> int:
         return int((self.directory / served.FILE).read_text())
 
     def clock(self) -> served.Served:
         """Return a clock whose host tells what self.found and self.host say."""
-        self.found, self.host = {"1": Thread()}, (0, 0)
-        for name, what in (
-            ("threads", lambda _: self.found),
-            ("_host", lambda: self.host),
-            ("time.monotonic", lambda: self.now),
-        ):
-            patch = mock.patch(f"lab.machine.served.{name}", what)
-            patch.start()
-            self.addCleanup(patch.stop)
+        self.now, self.found, self.host = 0.0, {"1": Thread()}, (0, 0)
+        self.patch.setattr(served, "threads", lambda _: self.found)
+        self.patch.setattr(served, "_host", lambda: self.host)
+        self.patch.setattr(time, "monotonic", lambda: self.now)
         return served.Served(self.directory, 1)
 
     def test_it_goes_as_the_machine_and_the_host_are_served(self) -> None:
         clock = self.clock()
         self.assertEqual(self.told(), 0)
-        self.now, self.found = 8, {"1": Thread(4_000_000_000, 4_000_000_000)}
-        clock.tick()
-        self.assertEqual((clock.seconds, self.told()), (4, 4))
-        self.now, self.host = 18, (75, 25)
-        clock.tick()
-        self.assertEqual((clock.seconds, self.told()), (11.5, 11))
-        self.now, self.host = 28, (85, 20)  # it was moved to another host
-        clock.tick()
-        self.assertEqual(clock.seconds, 21.5)
+        self.found = {"1": Thread(4_000_000_000, 4_000_000_000)}
+        # At last, it was moved to another host.
+        for now, host, seconds in ((8, (0, 0), 4), (18, (75, 25), 11.5), (28, (85, 20), 21.5)):
+            self.now, self.host = now, host
+            clock.tick()
+            self.assertEqual((clock.seconds, self.told()), (seconds, int(seconds)))
 
     def test_a_thread_that_could_not_be_read_is_not_new(self) -> None:
         clock = self.clock()
-        self.found = {"1": Thread(9_000_000_000, 0), "2": Thread(0, 9_000_000_000)}
-        self.now = 1
-        clock.tick()
-        known, self.found, self.now = self.found, {}, 2
-        clock.tick()
-        before, self.found, self.now = clock.seconds, known, 3
-        clock.tick()
+        known = {"1": Thread(9_000_000_000, 0), "2": Thread(0, 9_000_000_000)}
+        for now, found in enumerate((known, {}, known), 1):
+            before, self.now, self.found = clock.seconds, now, found
+            clock.tick()
         self.assertEqual(clock.seconds, before + 1)
 
     def test_a_hang_ends(self) -> None:
         clock = self.clock()
         self.found = {"1": Thread(0, 0, wants=True)}
         clock.tick()
-        for _ in range(399):
-            self.now += 1
+        for now in (*range(1, 401), 1000 + served.GRACE):
+            self.now = now
             clock.tick()
-        self.assertFalse(clock.is_past(100))
-        self.now += 1
-        clock.tick()
-        self.assertTrue(clock.is_past(100))
-        self.assertFalse(clock.is_past(1000))
-        self.now = 1000 + served.GRACE
-        clock.tick()
-        self.assertTrue(clock.is_past(1000))
+            self.assertEqual(clock.is_past(100), now >= 400)
+            self.assertEqual(clock.is_past(1000), now > 400)
 
     def test_of_two_on_a_cpu_each_is_served_for_half(self) -> None:
         cpu = min(os.sched_getaffinity(0))
@@ -125,7 +104,3 @@ class ClockTest(unittest.TestCase):
         self.addCleanup(os.killpg, loop.pid, signal.SIGKILL)
         os.sched_setaffinity(loop.pid, {cpu})
         return loop.pid
-
-
-if __name__ == "__main__":
-    unittest.main()
