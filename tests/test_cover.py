@@ -1,10 +1,8 @@
 """What make test WHAT=cover says must be true: unit tests of its judgement."""
 
-import io
-import tempfile
-import unittest
-from contextlib import redirect_stderr
 from pathlib import Path
+
+import pytest
 
 from lab.check import cover
 from lab.check.outcome import State
@@ -28,73 +26,56 @@ diff --git a/virt/kvm/a.c b/virt/kvm/a.c
 """
 
 
-class Judge(unittest.TestCase):
+ALL = dict.fromkeys(range(1, 41), 1)
+TWO, THREE = ALL | {7: 0, 8: 0}, ALL | {7: 0, 8: 0, 9: 0}
+NAMED = dict.fromkeys(("f: line7;", "f: line8;", "f: line9;"), (1, "why"))
+SAME = "\tsame;\n" * 40
+NO_TEST = "1 that no test reaches"
+
+
+@pytest.mark.parametrize(
+    ("counts", "ours", "reasons", "wanted"),
+    (
+        (ALL, None, {}, (PASSED, "40 of 40 lines, 100.0%")),
+        (ALL | {7: 0}, None, {}, (FAILED, NO_TEST)),
+        (ALL | {7: 0}, None, {"f: line7;": (1, "why")}, (PASSED, "")),
+        (ALL | {7: 0}, None, {"g: line7;": (1, "why")}, (FAILED, NO_TEST)),
+        # More of them than are excused.
+        (TWO, None, {"f: same;": (1, "why")}, (FAILED, "")),
+        (TWO, None, {"f: same;": (2, "why")}, (PASSED, "")),
+        (TWO, None, {"f: same;": (3, "why")}, (PASSED, "")),
+        # Too little, though named.
+        (THREE, None, NAMED, (FAILED, "")),
+        (THREE, {1, 7, 8, 9}, NAMED, (PASSED, "")),
+        # Lines of others do not count.
+        ({1: 0, 2: 3}, {2}, {}, (PASSED, "1 of 1 lines, 100.0%")),
+        ({1: 0, 2: 3}, {3}, {}, (None, "")),
+        # A file of which nothing is known.
+        (None, {1}, {}, (FAILED, "")),
+    ),
+)
+def test_judge(
+    tmp_path: Path, counts: dict, ours: set, reasons: dict, wanted: tuple[State | None, str]
+) -> None:
     """Lines that are executed, those that are not, and why."""
-
-    def setUp(self) -> None:
-        self.root = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        (self.root / "a.c").write_text("".join(f"\tline{n};\n" for n in range(1, 41)))
-        self.enterContext(redirect_stderr(io.StringIO()))
-
-    def judge(
-        self,
-        counts: dict[int, int],
-        ours: set[int] | None,
-        reasons: dict[str, tuple[int, str]],
-    ) -> list[tuple[State, str]]:
-        lines = {cover.Line(number, "f"): count for number, count in counts.items()}
-        found = cover.judge({"a.c": lines}, {"a.c": ours}, {"a.c": reasons}, self.root)
-        return [(outcome.state, outcome.reason) for outcome in found]
-
-    def test_all(self) -> None:
-        told = "40 of 40 lines, 100.0%"
-        self.assertEqual(self.judge(dict.fromkeys(range(1, 41), 1), None, {}), [(PASSED, told)])
-
-    def test_what_is_not_named(self) -> None:
-        counts = dict.fromkeys(range(1, 41), 1) | {7: 0}
-        ((state, reason),) = self.judge(counts, None, {})
-        self.assertIs(state, FAILED)
-        self.assertIn("1 that no test reaches", reason)
-        self.assertEqual(self.judge(counts, None, {"f: line7;": (1, "why")})[0][0], PASSED)
-        self.assertEqual(self.judge(counts, None, {"g: line7;": (1, "why")})[0][0], FAILED)
-
-    def test_more_of_them_than_are_excused(self) -> None:
-        text = "".join("\tsame;\n" for _ in range(40))
-        (self.root / "a.c").write_text(text)
-        counts = dict.fromkeys(range(1, 41), 1) | {7: 0, 8: 0}
-        self.assertEqual(self.judge(counts, None, {"f: same;": (1, "why")})[0][0], FAILED)
-        self.assertEqual(self.judge(counts, None, {"f: same;": (2, "why")})[0][0], PASSED)
-        self.assertEqual(self.judge(counts, None, {"f: same;": (3, "why")})[0][0], PASSED)
-
-    def test_too_little_though_named(self) -> None:
-        counts = dict.fromkeys(range(1, 41), 1) | {7: 0, 8: 0, 9: 0}
-        reasons = dict.fromkeys(("f: line7;", "f: line8;", "f: line9;"), (1, "why"))
-        self.assertEqual(self.judge(counts, None, reasons)[0][0], FAILED)
-        self.assertEqual(self.judge(counts, {1, 7, 8, 9}, reasons)[0][0], PASSED)
-
-    def test_lines_of_others_do_not_count(self) -> None:
-        counts = {1: 0, 2: 3}
-        self.assertEqual(self.judge(counts, {2}, {}), [(PASSED, "1 of 1 lines, 100.0%")])
-        self.assertEqual(self.judge(counts, {3}, {}), [])
-
-    def test_a_file_of_which_nothing_is_known(self) -> None:
-        found = cover.judge({}, {"a.c": {1}}, {}, self.root)
-        self.assertIs(found[0].state, FAILED)
+    lines = "".join(f"\tline{n};\n" for n in range(1, 41))
+    (tmp_path / "a.c").write_text(SAME if "f: same;" in reasons else lines)
+    known = {cover.Line(number, "f"): count for number, count in (counts or {}).items()}
+    of = {"a.c": known} if counts else {}
+    found = cover.judge(of, {"a.c": ours}, {"a.c": reasons}, tmp_path)
+    state, words = wanted
+    assert [outcome.state for outcome in found] == ([state] if state else [])
+    assert all(words in outcome.reason for outcome in found)
 
 
-class Changed(unittest.TestCase):
-    """Which lines are the series'."""
+def test_which_lines_are_the_series() -> None:
+    assert cover.added(DIFF) == {1, 2, 21}
 
-    def test_added(self) -> None:
-        self.assertEqual(cover.added(DIFF), {1, 2, 21})
 
-    def test_names(self) -> None:
-        absolute = "/somewhere/build/linux/arch/x86/kvm/mmu/spte.h"
-        self.assertEqual(cover._relative(absolute), "arch/x86/kvm/mmu/spte.h")
-        self.assertEqual(cover._relative("virt/kvm/kvm_main.c"), "virt/kvm/kvm_main.c")
-
-    def test_flags_name_objects_as_kvm_does(self) -> None:
-        self.assertEqual(cover._flag("arch/x86/kvm/mmu/spte.c"), "GCOV_PROFILE_mmu/spte.o=y")
-        self.assertEqual(
-            cover._flag("virt/kvm/kvm_main.c"), "GCOV_PROFILE_../../../virt/kvm/kvm_main.o=y"
-        )
+def test_names() -> None:
+    """Flags name objects as KVM does."""
+    spte, main = "arch/x86/kvm/mmu/spte.c", "virt/kvm/kvm_main.c"
+    assert cover._relative(f"/somewhere/build/linux/{spte}") == spte
+    assert cover._relative(main) == main
+    assert cover._flag(spte) == "GCOV_PROFILE_mmu/spte.o=y"
+    assert cover._flag(main) == "GCOV_PROFILE_../../../virt/kvm/kvm_main.o=y"
