@@ -19,10 +19,8 @@ class Resolve(unittest.TestCase):
     def resolve(self, offered: dict[str, list[str]], wanted: str = "", less: str = "") -> str:
         def output(_: str, what: str, *args: str) -> str:
             if what == "pkgnames":
-                images = [f"linux-image-{release}-unsigned" for release in offered]
-                return "\n".join(
-                    [*images, "linux-image-6.12.117+deb12-rt-amd64", "linux-image"]
-                )
+                others = ("linux-image-6.12.117+deb12-rt-amd64", "linux-image")
+                return "\n".join((*(f"linux-image-{r}-unsigned" for r in offered), *others))
             release = args[0].removeprefix("linux-image-").removesuffix("-unsigned")
             told = ((name, each) for name in args for each in offered[release])
             return "".join(f" {name} | {each} | http\n" for name, each in told if name != less)
@@ -33,18 +31,17 @@ class Resolve(unittest.TestCase):
         return f"{release} {version}"
 
     def test_newest(self) -> None:
+        """As Debian orders them, of those that are complete."""
         offered = {OLD: ["6.12.9-1"], AGAIN: ["6.12.117-2~deb12u1"], NEW: ["6.12.117-1"]}
-        self.assertEqual(self.resolve(offered), f"{AGAIN} 6.12.117-2~deb12u1")
-        self.assertEqual(self.resolve(offered, OLD), f"{OLD} 6.12.9-1")
-
-    def test_newest_version_as_debian_orders_them(self) -> None:
-        versions = ["6.12.117-1~deb12u1", "6.12.117-1", "6.12.117-1~bpo12+1"]
-        self.assertEqual(self.resolve({NEW: versions}), f"{NEW} 6.12.117-1")
-
-    def test_one_that_is_not_complete(self) -> None:
-        offered = {OLD: ["6.12.9-1"], NEW: ["6.12.117-1"]}
-        less = f"linux-headers-{NEW}"
-        self.assertEqual(self.resolve(offered, less=less), f"{OLD} 6.12.9-1")
+        several = {NEW: ["6.12.117-1~deb12u1", "6.12.117-1", "6.12.117-1~bpo12+1"]}
+        two = {OLD: ["6.12.9-1"], NEW: ["6.12.117-1"]}
+        for known, found in (
+            ((offered,), f"{AGAIN} 6.12.117-2~deb12u1"),
+            ((offered, OLD), f"{OLD} 6.12.9-1"),
+            ((several,), f"{NEW} 6.12.117-1"),
+            ((two, "", f"linux-headers-{NEW}"), f"{OLD} 6.12.9-1"),
+        ):
+            self.assertEqual(self.resolve(*known), found)
 
     def test_none(self) -> None:
         for offered, wanted in (({}, ""), ({NEW: ["6.12.117-1"]}, OLD)):
@@ -58,35 +55,31 @@ class Resolve(unittest.TestCase):
             *("linux-headers-7.3.4+deb13-common", "linux-kbuild-7.3.4+deb13"),
             "linux-source-7.3",
         }
-        names = f"linux-binary-7.3.4+deb13-rt-amd64 linux-binary-7.3.3+deb13-amd64 {LATER}"
-        for less in ("", *wanted):
+        names = ("7.3.4+deb13-rt-amd64", "7.3.3+deb13-amd64", LATER)
+        less: set[str] = set()
 
-            def cache(what: str, *args: str, less: str = less) -> str:
-                if what == "pkgnames":
-                    return names.replace(f" {LATER}", f"\nlinux-binary-{LATER}")
-                found = wanted.intersection(args) - {less}
-                return "".join(f" {name} | 7.3.4-1~bpo13+1 | http\n" for name in found)
+        def cache(what: str, *args: str) -> str:
+            if what == "pkgnames":
+                return "\n".join(f"linux-binary-{name}" for name in names)
+            found = wanted.intersection(args) - less
+            return "".join(f" {name} | 7.3.4-1~bpo13+1 | http\n" for name in found)
 
-            apt = mock.Mock(cache=cache)
-            with (
-                mock.patch.multiple(
-                    debian, ORIGIN=debian.ORIGINS["7.3"], SOURCE="linux-source-7.3"
-                ),
-                mock.patch.object(debian, "_apt", lambda apt=apt: apt),
-            ):
-                if less:
-                    with self.assertRaisesRegex(LabError, "backports"):
-                        debian._resolve("")
-                else:
-                    self.assertEqual(debian._resolve(""), (LATER, "7.3.4-1~bpo13+1"))
+        of_73 = {"ORIGIN": debian.ORIGINS["7.3"], "SOURCE": "linux-source-7.3"}
+        apt = mock.Mock(cache=cache)
+        self.enterContext(mock.patch.multiple(debian, **of_73, _apt=lambda: apt))
+        self.assertEqual(debian._resolve(""), (LATER, "7.3.4-1~bpo13+1"))
+        for name in wanted:
+            less = {name}
+            with self.assertRaisesRegex(LabError, "backports"):
+                debian._resolve("")
 
 
 class Relocate(unittest.TestCase):
     """A kernel that has all below /usr is as others are, then."""
 
     def test_all_below_usr(self) -> None:
-        scratch = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.enterContext(mock.patch.object(debian, "DEBIAN", scratch))
+        scratch = self.enterContext(tempfile.TemporaryDirectory())
+        self.enterContext(mock.patch.object(debian, "DEBIAN", Path(scratch)))
         depmod = self.enterContext(mock.patch.object(debian.shell, "output"))
         unpacked, final = Kernel("scratch"), Kernel(LATER)
         modules = unpacked.root / "usr/lib/modules" / LATER
@@ -105,7 +98,3 @@ class Relocate(unittest.TestCase):
         for name in ("build", "source"):
             self.assertTrue((final.modules / name / "Makefile").exists(), name)
         depmod.assert_called_once()
-
-
-if __name__ == "__main__":
-    unittest.main()

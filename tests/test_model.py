@@ -1,10 +1,9 @@
 """The judgement on what the checker of the models says, and the list of mutations."""
 
 import re
-import tempfile
-import unittest
 from pathlib import Path
-from unittest.mock import patch
+
+import pytest
 
 from lab.check import model
 from lab.check.model import Model
@@ -24,152 +23,116 @@ active proctype counts()
 """
 
 
-def told(*lines: str, errors: int = 0) -> str:
-    """Return a report of the checker, with some lines at its head."""
-    return "\n".join(
-        (
-            *lines,
-            "Full statespace search for:",
-            "\tassertion violations\t+",
-            "\tinvalid end states\t+",
-            f"State-vector 20 byte, depth reached 9, errors: {errors}",
-            "      101 states, stored",
-            "unreached in proctype p",
-            "\t(0 of 9 states)",
-        )
-    )
+TOLD = """\
+Full statespace search for:
+	assertion violations	+
+	invalid end states	+
+State-vector 20 byte, depth reached 9, errors: 0
+      101 states, stored
+unreached in proctype p
+	(0 of 9 states)"""
+LINES = TOLD.splitlines()
+N, INVALID = "assertion violated (n!=2)", "invalid end state"
+SHALLOW, FULL = "error: max search depth too small", "pan: out of memory"
+HALF = (
+    *(SHALLOW, FULL, "pan: reached -DMEMLIM bound", "Warning: Search not completed"),
+    "pan: error, VECTORSZ too small, recompile pan.c with -DVECTORSZ=N",
+)
+PASSED, FAILED = State.PASSED, State.FAILED
 
 
-def judged(text: str, violates: str = "", status: int = 0) -> Outcome:
-    """Return what is made of a report."""
-    return model.judge(Model("m", "m.pml", (), "", violates), status, text)
+def _wrong(found: str) -> str:
+    return f"pan:1: {found} (at depth 7)\n{TOLD}".replace("errors: 0", "errors: 1")
 
 
-class Judge(unittest.TestCase):
-    """Of a report."""
-
-    def test_a_model_holds(self) -> None:
-        self.assertIs(judged(told()).state, State.PASSED)
-
-    def test_an_error_is_one(self) -> None:
-        for found in ("assertion violated (n!=2)", "invalid end state"):
-            outcome = judged(told(f"pan:1: {found} (at depth 7)", errors=1))
-            self.assertIs(outcome.state, State.FAILED)
-            self.assertIn(found, outcome.reason)
-
-    def test_half_a_search_proves_nothing(self) -> None:
-        for line in (
-            "error: max search depth too small",
-            "pan: reached -DMEMLIM bound",
-            "pan: out of memory",
-            "Warning: Search not completed",
-            "pan: error, VECTORSZ too small, recompile pan.c with -DVECTORSZ=N",
-        ):
-            outcome = judged(told(line))
-            self.assertIs(outcome.state, State.FAILED)
-            self.assertEqual(outcome.reason, line)
-
-    def test_no_line_may_be_missing(self) -> None:
-        lines = told().splitlines()
-        for number, line in enumerate(lines[:-1]):
-            with self.subTest(line):
-                text = "\n".join(lines[:number] + lines[number + 1 :])
-                self.assertIs(judged(text).state, State.FAILED)
-        self.assertIs(judged("").state, State.FAILED)
-
-    def test_a_check_that_is_off(self) -> None:
-        text = told().replace("invalid end states\t+", "invalid end states\t-")
-        self.assertIs(judged(text).state, State.FAILED)
-
-    def test_status(self) -> None:
-        self.assertIs(judged(told(), status=1).state, State.FAILED)
-        found = "pan:1: assertion violated (n!=2) (at depth 7)"
-        outcome = judged(found, "assertion violated (n!=2)", status=-9)
-        self.assertIs(outcome.state, State.FAILED)
-
-    def test_a_mutation_is_found(self) -> None:
-        text = told("pan:1: assertion violated  !(newer) (at depth 7)", errors=1)
-        self.assertIs(judged(text, "assertion violated !(newer)").state, State.PASSED)
-
-    def test_a_mutation_is_not_found(self) -> None:
-        for line in ("", "error: max search depth too small", "pan: out of memory"):
-            outcome = judged(told(line), "assertion violated (n!=2)")
-            self.assertIs(outcome.state, State.FAILED)
-
-    def test_a_mutation_breaks_something_else(self) -> None:
-        text = told("pan:1: invalid end state (at depth 7)", errors=1)
-        outcome = judged(text, "assertion violated (n!=2)")
-        self.assertIs(outcome.state, State.FAILED)
+@pytest.mark.parametrize(
+    ("text", "violates", "status", "state", "reason"),
+    (
+        (TOLD, "", 0, PASSED, ""),
+        *((_wrong(found), "", 0, FAILED, found) for found in (N, INVALID)),
+        # Half a search proves nothing, and no line may be missing.
+        *((f"{line}\n{TOLD}", "", 0, FAILED, line) for line in HALF),
+        *(
+            ("\n".join(LINES[:n] + LINES[n + 1 :]), "", 0, FAILED, "")
+            for n in range(len(LINES) - 1)
+        ),
+        ("", "", 0, FAILED, ""),
+        # A check is off.
+        (TOLD.replace("end states\t+", "end states\t-"), "", 0, FAILED, ""),
+        (TOLD, "", 1, FAILED, ""),
+        (f"pan:1: {N} (at depth 7)", N, -9, FAILED, ""),
+        # A mutation is found, is not, or breaks something else.
+        (_wrong("assertion violated  !(newer)"), "assertion violated !(newer)", 0, PASSED, ""),
+        *((f"{line}\n{TOLD}", N, 0, FAILED, "") for line in ("", SHALLOW, FULL)),
+        (_wrong(INVALID), N, 0, FAILED, ""),
+    ),
+)
+def test_a_report(text: str, violates: str, status: int, state: State, reason: str) -> None:
+    outcome = model.judge(Model("m", "m.pml", (), "", violates), status, text)
+    assert outcome.state is state
+    assert reason in outcome.reason
 
 
-class Checker(unittest.TestCase):
-    """Spin itself, with models of a few lines."""
-
-    def setUp(self) -> None:
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.path = Path(directory.name)
-        for name, path in (("MODELS", self.path), ("DIRECTORY", self.path / "made")):
-            patcher = patch.object(model, name, path)
-            patcher.start()
-            self.addCleanup(patcher.stop)
-
-    def check(self, text: str, violates: str = "", depth: int = 1000) -> Outcome:
-        """Return what is made of a model."""
-        (self.path / "m.pml").write_text(text)
-        subject = Model("m", "m.pml", (), "", violates)
-        return model.judge(subject, *model.check(model.make(subject, "-O0"), depth))
-
-    def test_it_holds(self) -> None:
-        self.assertIs(self.check(COUNTS_TO_THREE).state, State.PASSED)
-
-    def test_it_does_not_hold(self) -> None:
-        text = COUNTS_TO_THREE.replace("n == 3", "n == 2")
-        self.assertIs(self.check(text).state, State.FAILED)
-        outcome = self.check(text, "assertion violated (n==2)")
-        self.assertIs(outcome.state, State.PASSED, outcome.reason)
-
-    def test_deadlock(self) -> None:
-        outcome = self.check(COUNTS_TO_THREE.replace("assert(n == 3)", "n == 4"))
-        self.assertIs(outcome.state, State.FAILED)
-        self.assertIn("invalid end state", outcome.reason)
-
-    def test_search_is_not_deep_enough(self) -> None:
-        outcome = self.check(COUNTS_TO_THREE, depth=3)
-        self.assertIs(outcome.state, State.FAILED)
-        self.assertIn("max search depth too small", outcome.reason)
-
-    def test_what_is_never_executed(self) -> None:
-        dead = "assert(n == 3);\n	if :: n == 4 -> n = 5 :: else fi"
-        outcome = self.check(COUNTS_TO_THREE.replace("assert(n == 3)", dead))
-        self.assertIs(outcome.state, State.FAILED)
-        self.assertIn("never executed: m.pml:10 n = 5", outcome.reason)
-        meant = dead.replace("fi", f"fi /* {model.NOT_REACHED} */")
-        outcome = self.check(COUNTS_TO_THREE.replace("assert(n == 3)", meant))
-        self.assertIs(outcome.state, State.PASSED, outcome.reason)
-
-    def test_it_is_no_model(self) -> None:
-        with self.assertRaises(LabError):
-            self.check(COUNTS_TO_THREE.replace("active", "inactive"))
+def _counts(end: str) -> str:
+    return COUNTS_TO_THREE.replace("assert(n == 3)", end)
 
 
-class List(unittest.TestCase):
-    """Of models/models.toml."""
+DEAD = "assert(n == 3);\n	if :: n == 4 -> n = 5 :: else fi"
 
-    def test_mutations_are_those_of_the_sources(self) -> None:
-        """Each is in what its model is made of, and none is left out of the list."""
-        named: set[str] = set()
-        for entry in model.load():
-            if not entry.violates:
-                continue
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(model, "MODELS", tmp_path)
+    monkeypatch.setattr(model, "DIRECTORY", tmp_path / "made")
+    return tmp_path
+
+
+def check(models: Path, text: str, violates: str = "", depth: int = 1000) -> Outcome:
+    """Return what is made of a model."""
+    (models / "m.pml").write_text(text)
+    subject = Model("m", "m.pml", (), "", violates)
+    return model.judge(subject, *model.check(model.make(subject, "-O0"), depth))
+
+
+@pytest.mark.parametrize(
+    ("text", "violates", "depth", "wanted"),
+    (
+        (COUNTS_TO_THREE, "", 1000, (PASSED, "")),
+        (_counts("assert(n == 2)"), "", 1000, (FAILED, "")),
+        (_counts("assert(n == 2)"), "assertion violated (n==2)", 1000, (PASSED, "")),
+        (_counts("n == 4"), "", 1000, (FAILED, INVALID)),  # a deadlock
+        (COUNTS_TO_THREE, "", 3, (FAILED, "max search depth too small")),
+        (_counts(DEAD), "", 1000, (FAILED, "never executed: m.pml:10 n = 5")),
+        (_counts(f"{DEAD} /* {model.NOT_REACHED} */"), "", 1000, (PASSED, "")),
+    ),
+)
+def test_spin_itself(
+    models: Path, text: str, violates: str, depth: int, wanted: tuple[State, str]
+) -> None:
+    """With models of a few lines."""
+    outcome = check(models, text, violates, depth)
+    assert outcome.state is wanted[0], outcome.reason
+    assert wanted[1] in outcome.reason
+
+
+def test_it_is_no_model(models: Path) -> None:
+    with pytest.raises(LabError):
+        check(models, COUNTS_TO_THREE.replace("active", "inactive"))
+
+
+def test_mutations_are_those_of_the_sources() -> None:
+    """Each is in what its model is made of, and none is left out of the list."""
+    named: set[str] = set()
+    for entry in model.load():
+        if entry.violates:
             sources = [model.MODELS / entry.file, model.MODELS / "mmu.pml"]
             text = "".join(path.read_text() for path in sources)
-            self.assertRegex(text, rf"#ifn?def {entry.define[-1]}\b")
+            assert re.search(rf"#ifn?def {entry.define[-1]}\b", text)
             named.add(entry.define[-1])
-        text = "".join(path.read_text() for path in model.MODELS.glob("*.pml"))
-        switches = set(re.findall(r"#ifn?def ([A-Z]\w+)", text))
-        self.assertEqual(switches - named, {"MAY_STOP"})
+    text = "".join(path.read_text() for path in model.MODELS.glob("*.pml"))
+    assert set(re.findall(r"#ifn?def ([A-Z]\w+)", text)) - named == {"MAY_STOP"}
 
-    def test_names_are_unique(self) -> None:
-        names = [entry.name for entry in model.load()]
-        self.assertEqual(len(names), len(set(names)))
+
+def test_names_are_unique() -> None:
+    names = [entry.name for entry in model.load()]
+    assert len(names) == len(set(names))

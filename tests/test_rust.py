@@ -1,7 +1,8 @@
 """What the crate's tests, and its examples, say."""
 
 import subprocess
-import unittest
+
+import pytest
 
 from lab.check import rust
 from lab.check.outcome import State
@@ -38,89 +39,64 @@ the set is replayed       1 faults,   1024 pages mapped before; 88 ns before, 2 
 """
 
 
-class Cargo(unittest.TestCase):
-    """What came of the crate's own tests."""
-
-    def states(self, status: int, text: str) -> list[tuple[str, State]]:
-        done = subprocess.CompletedProcess([], status, text, "")
-        return [(outcome.name, outcome.state) for outcome in rust.judge_tests(done)]
-
-    def test_each_is_one_and_none_may_be_ignored(self) -> None:
-        wanted = [
-            ("bitmap::tests::sets", State.PASSED),
-            ("a::header", State.FAILED),
-            ("src/lib.rs - (line 7) - compile", State.PASSED),
-        ]
-        self.assertEqual(self.states(0, TESTS)[:3], wanted)
-        run = TESTS.replace("ignored, wants headers", "ok")
-        self.assertEqual([state for _, state in self.states(0, run)], [State.PASSED] * 3)
-
-    def test_a_failure_is_told_with_its_words(self) -> None:
-        text = TESTS.replace("sets ... ok", "sets ... FAILED").replace("ok. 1", "FAILED. 1")
-        found = self.states(101, text)
-        self.assertIn(("bitmap::tests::sets", State.FAILED), found)
-        self.assertIn(("what cargo says", State.FAILED), found)
-
-    def test_what_does_not_add_up_fails(self) -> None:
-        lost = TESTS.replace("test bitmap::tests::sets ... ok\n", "")
-        for status, text in (
-            (101, TESTS),
-            (0, lost),
-            (101, "error: it does not compile"),
-            (0, ""),
-        ):
-            self.assertIn(("cargo test", State.FAILED), self.states(status, text), text)
+PASSED, FAILED = State.PASSED, State.FAILED
+SETS, RAN = "bitmap::tests::sets", TESTS.replace("ignored, wants headers", "ok")
+LOST = TESTS.replace(f"test {SETS} ... ok\n", "")
+RED = TESTS.replace("sets ... ok", "sets ... FAILED").replace("ok. 1", "FAILED. 1")
+COMPILED = ("src/lib.rs - (line 7) - compile", PASSED)
 
 
-class Restore(unittest.TestCase):
-    """What the example says."""
-
-    def failed(self, said: str, *, stock: bool = False) -> list[str]:
-        outcomes = rust.judge_restore(said, stock=stock)
-        return [outcome.name for outcome in outcomes if outcome.state is State.FAILED]
-
-    def test_stock_goes_without(self) -> None:
-        self.assertEqual(self.failed(STOCK, stock=True), [])
-        self.assertEqual(len(self.failed(POPULATED, stock=True)), 1)
-        self.assertEqual(len(self.failed("", stock=True)), 2)
-
-    def test_ours_does_all(self) -> None:
-        self.assertEqual(self.failed(OURS), [])
-        self.assertEqual(len(self.failed(OLD)), 3)
-        self.assertEqual(len(self.failed("")), 5)
-
-    def test_each_claim_can_fail(self) -> None:
-        for old, new in (
-            (" 1025 faults", "    1 faults"),
-            ("1 faults,  16384", "999 faults,  16384"),
-            ("16384 pages mapped", "16383 pages mapped"),
-            ("recorded      1 faults", "recorded   1025 faults"),
-            ("just those", "NOT those"),
-            ("256, 256]", "256]"),
-            ("1 faults,   1024", "17 faults,   1024"),
-            ("1024 pages mapped", "16384 pages mapped"),
-        ):
-            self.assertIn(old, OURS)
-            self.assertEqual(len(self.failed(OURS.replace(old, new))), 1, new)
+@pytest.mark.parametrize(
+    ("status", "text", "wanted"),
+    (
+        (0, TESTS, [(SETS, PASSED), ("a::header", FAILED), COMPILED]),
+        (0, RAN, [(SETS, PASSED), ("a::header", PASSED), COMPILED]),
+        (101, RED, [(SETS, FAILED), ("what cargo says", FAILED)]),
+        *((101, text, [("cargo test", FAILED)]) for text in (TESTS, "error: no")),
+        *((0, text, [("cargo test", FAILED)]) for text in (LOST, "")),
+    ),
+)
+def test_cargo(status: int, text: str, wanted: list[tuple[str, State]]) -> None:
+    """Each is one, and none may be ignored; a failure is told; all must add up."""
+    done = subprocess.CompletedProcess([], status, text, "")
+    found = [(outcome.name, outcome.state) for outcome in rust.judge_tests(done)]
+    assert set(wanted) <= set(found)
+    assert text != RAN or found == wanted
 
 
-class Minimal(unittest.TestCase):
-    """What the shortest programs say."""
+CHANGED = (
+    (" 1025 faults", "    1 faults"),
+    ("1 faults,  16384", "999 faults,  16384"),
+    ("16384 pages mapped", "16383 pages mapped"),
+    ("recorded      1 faults", "recorded   1025 faults"),
+    ("just those", "NOT those"),
+    ("256, 256]", "256]"),
+    ("1 faults,   1024", "17 faults,   1024"),
+    ("1024 pages mapped", "16384 pages mapped"),
+)
 
-    def test_both_say_what_they_did(self) -> None:
-        said = {
-            "minimal.rs": (
-                "populated: 0 bytes mapped, 4096 left\n",
-                "populated: 4096 bytes mapped, 0 left\n",
-            ),
-            "minimal.c": (
-                "populated: nothing, this kernel has no Global TDP\n",
-                "populated: 0\n",
-            ),
-        }
-        for name, texts in said.items():
-            for stock in (True, False):
-                for text in (*texts, ""):
-                    good = text == texts[not stock]
-                    state = rust.judge_minimal(name, text, stock=stock).state
-                    self.assertEqual(state is State.PASSED, good, (name, stock, text))
+
+@pytest.mark.parametrize(
+    ("said", "stock", "failed"),
+    (
+        *((STOCK, True, 0), (POPULATED, True, 1), ("", True, 2)),
+        *((OURS, False, 0), (OLD, False, 3), ("", False, 5)),
+        *((OURS.replace(*words), False, 1) for words in CHANGED),
+    ),
+)
+def test_restore(said: str, stock: bool, failed: int) -> None:
+    """Stock goes without, ours does all, and each claim can fail."""
+    states = [outcome.state for outcome in rust.judge_restore(said, stock=stock)]
+    assert states.count(FAILED) == failed
+
+
+RS = tuple(f"populated: {n} bytes mapped, {4096 - n} left\n" for n in (0, 4096))
+C = ("populated: nothing, this kernel has no Global TDP\n", "populated: 0\n")
+
+
+@pytest.mark.parametrize("stock", (True, False))
+@pytest.mark.parametrize(("name", "texts"), (("minimal.rs", RS), ("minimal.c", C)))
+def test_the_shortest_programs(name: str, texts: tuple[str, str], stock: bool) -> None:
+    for text in (*texts, ""):
+        state = rust.judge_minimal(name, text, stock=stock).state
+        assert (state is PASSED) == (text == texts[not stock])
