@@ -116,14 +116,18 @@ def test_there_and_back(scratch: Scratch) -> None:
 
 
 def test_git_am_takes_it(scratch: Scratch) -> None:
+    """Bytes that are no text are as they were with ours."""
     scratch.two_commits()
-    scratch.write(NEW, "newer\n")
+    (scratch.linux / NEW).write_bytes(b"newer\r\n\xe9\n")
     scratch.commit("KVM: Change the new")
     refresh.refresh()
     head = scratch.git.commit()
     scratch.git("reset", "-q", "--hard", BASE)
-    scratch.git("am", "-q", *scratch.patches())
-    assert scratch.git("diff", head, "HEAD") == ""
+    scratch.git("am", "-q", "--keep-cr", *scratch.patches())
+    assert scratch.git("diff", "--stat", head, "HEAD") == ""
+    scratch.without()
+    tree.compose()
+    assert scratch.git("diff", "--stat", head, "HEAD") == ""
 
 
 def test_what_is_no_longer_there_goes(scratch: Scratch) -> None:
@@ -133,16 +137,6 @@ def test_what_is_no_longer_there_goes(scratch: Scratch) -> None:
     assert not (scratch.root / "arch").exists()
     assert len(scratch.patches()) == 1
     assert tree.unsaved() is None
-
-
-def test_bytes_that_are_no_text(scratch: Scratch) -> None:
-    (scratch.linux / OLD).write_bytes(b"one\r\n\xe9\nthree\n")
-    scratch.commit("KVM: Say it in Latin")
-    refresh.refresh()
-    head = scratch.git.commit()
-    scratch.without()
-    tree.compose()
-    assert scratch.git("diff", "--stat", head, "HEAD") == ""
 
 
 def _has_merge(scratch: Scratch) -> None:
@@ -160,16 +154,6 @@ def _has_patches_that_changed(scratch: Scratch) -> None:
     scratch.commit("KVM: Another")
 
 
-def _has_fixup(scratch: Scratch) -> None:
-    scratch.two_commits()
-    scratch.commit("fixup! KVM: Add the new")
-
-
-def _was_never_composed(scratch: Scratch) -> None:
-    tree.STATE.unlink()
-    scratch.two_commits()
-
-
 @pytest.mark.parametrize(
     ("has", "what", "words"),
     (
@@ -180,10 +164,10 @@ def _was_never_composed(scratch: Scratch) -> None:
             *(tree.compose, "not on branch"),
         ),
         (lambda scratch: scratch.write(OLD, "edited\n"), refresh.refresh, "uncommitted edits"),
-        (_has_fixup, refresh.refresh, "fixup!"),
+        (lambda scratch: scratch.commit("fixup! KVM: Add the new"), refresh.refresh, "fixup!"),
         (_has_merge, refresh.refresh, "the merge"),
         (_has_patches_that_changed, refresh.refresh, "changed since make tree"),
-        (_was_never_composed, refresh.refresh, "never composed"),
+        (lambda _: tree.STATE.unlink(), refresh.refresh, "never composed"),
     ),
 )
 def test_nothing_is_lost(
