@@ -4,11 +4,11 @@ import json
 import os
 import re
 import subprocess
-import tempfile
-import unittest
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lab.make.hostcheck import FLAGS, SOURCE
 from lab.paths import PACKAGING
@@ -18,144 +18,121 @@ GIB = 1 << 20
 """In KiB, as /proc/meminfo has it."""
 
 
-class _Program(unittest.TestCase):
-    """Compiled once; a host is a directory, its root."""
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        directory = cls.enterClassContext(tempfile.TemporaryDirectory())
-        cls.host = Path(directory, "host")
-        (cls.host / "dev").mkdir(parents=True)
-        (cls.host / "proc").mkdir()
-        Path(directory).chmod(0o755)
-        cls.program = cls.host / "global-tdp-check"
-        command = ["gcc", *FLAGS, "-o", cls.program, SOURCE]
-        subprocess.run(command, check=True)
-
-    def setUp(self) -> None:
-        self.available(8 * GIB)
-        (self.host / "dev/kvm").unlink(missing_ok=True)
-
-    def available(self, kib: int) -> None:
-        text = f"MemTotal: {64 * GIB} kB\nMemAvailable: {kib} kB\n"
-        (self.host / "proc/meminfo").write_text(text)
-
-    def run_program(self, *arguments: str, user: str = "") -> subprocess.CompletedProcess[str]:
-        if os.geteuid():
-            self.skipTest("it takes root to have another root directory")
-        chroot = ["chroot", *([f"--userspec={user}", "--groups="] if user else []), self.host]
-        return subprocess.run(
-            [*chroot, "/global-tdp-check", *arguments], capture_output=True, text=True
-        )
-
-    def assert_refused(self, status: int, said: str, *arguments: str, user: str = "") -> None:
-        done = self.run_program(*arguments, user=user)
-        self.assertEqual((done.returncode, done.stdout), (status, ""), arguments)
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertIn(said, done.stderr)
+def compiled(program: Path, source: Path) -> Path:
+    """Return a program of that source."""
+    program.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["gcc", *FLAGS, "-o", program, source], check=True)
+    return program
 
 
-class Options(_Program):
-    """Bad ones are told in a line that says what to do, with status 2."""
-
-    def test_numbers(self) -> None:
-        for option, values, least, most in (
-            (
-                "-m",
-                ("0", "15", "2049", "-1", "1G", "", " 64", "99999999999999999999"),
-                16,
-                2048,
-            ),
-            ("-c", ("0", "65", "two"), 1, 64),
-            ("-r", ("0", "100", "1.5"), 1, 99),
-            ("-g", ("0", "65537"), 1, 65536),
-        ):
-            for value in values:
-                said = f"{option} {value}: give a number"
-                self.assert_refused(2, said, option, value)
-                self.assert_refused(2, f"from {least} to {most}\n", option, value)
-
-    def test_unknown_and_no_value(self) -> None:
-        for arguments in (("-x",), ("--jsn",), ("file",), ("--help=yes",), ("-m", "64", "x")):
-            self.assert_refused(2, "see --help", *arguments)
-        for option in ("-m", "-c", "-r", "-g", "--json"):
-            self.assert_refused(2, f"{option} lacks its value", option)
-
-    def test_more_cpus_than_there_are(self) -> None:
-        if (cpus := len(os.sched_getaffinity(0))) < 64:
-            self.assert_refused(2, f"may use {cpus} CPUs", "-c", str(cpus + 1))
-
-    def test_memory(self) -> None:
-        """No more than half of what is available; less by default, if there is enough."""
-        for kib, status, said, arguments in (
-            (GIB, 2, "give no more than 512", ("-m", "528")),
-            (GIB, 1, "/dev/kvm", ("-m", "512")),
-            (GIB // 8, 1, "/dev/kvm", ("-c", "1")),
-            (GIB // 64, 1, "free some", ()),
-        ):
-            self.available(kib)
-            self.assert_refused(status, said, *arguments)
-
-    def test_help_names_all(self) -> None:
-        done = self.run_program("--help")
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
-        for option in ("-m MIB", "-c VCPUS", "-r REPETITIONS", "-g GIB", "--json FILE"):
-            self.assertIn(option, done.stdout)
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """Return a host without KVM, which is a directory, its root."""
+    host = tmp_path / "host"
+    compiled(host / "global-tdp-check", SOURCE)
+    for path in (host / "dev", host / "proc"):
+        path.mkdir()
+    for path in list(host.parents)[:3]:
+        path.chmod(0o755)
+    available(host, 8 * GIB)
+    return host
 
 
-class Hosts(_Program):
-    """Those that can't be measured are told in a line, with status 1."""
-
-    def test_no_kvm(self) -> None:
-        """It is not there, not KVM's, or not for this user."""
-        none = "/dev/kvm: No such file or directory; load kvm_intel or kvm_amd"
-        self.assert_refused(1, none)
-        (self.host / "dev/kvm").write_text("")
-        self.assert_refused(1, "/dev/kvm is not")
-        (self.host / "dev/kvm").chmod(0)
-        said = "/dev/kvm: Permission denied; be root"
-        self.assert_refused(1, said, user="65534:65534")
-
-    def test_no_file_is_left(self) -> None:
-        self.run_program("--json", "/figures")
-        self.assertFalse((self.host / "figures").exists())
+def available(host: Path, kib: int) -> None:
+    """Have so much memory."""
+    text = f"MemTotal: {64 * GIB} kB\nMemAvailable: {kib} kB\n"
+    (host / "proc/meminfo").write_text(text)
 
 
-class Manual(unittest.TestCase):
-    """What the program has, its manual page has."""
+def run(host: Path, *arguments: str, user: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the program there."""
+    if os.geteuid():
+        pytest.skip("it takes root to have another root directory")
+    chroot = ["chroot", *([f"--userspec={user}", "--groups="] if user else []), host]
+    command = [*chroot, "/global-tdp-check", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
 
-    def names(self, pattern: str) -> Sequence[str]:
-        return re.findall(pattern, SOURCE.read_text(), re.M)
 
-    def test_options(self) -> None:
-        page = PAGE.read_text().replace("\\-", "-")
-        short = re.search(r'":((?:\w:?)+)"', SOURCE.read_text())[1].replace(":", "")
-        for option in short.replace("h", ""):
-            self.assertIn(f".BI -{option} ", page)
-        for option in self.names(r'^\t\t\{ "(\w+)", \w+_argument'):
-            self.assertRegex(page, rf"(?m)^\.B.* ?--{option}\b")
+def refused(host: Path, status: int, said: str, *arguments: str, user: str = "") -> None:
+    """Have it say so in a line."""
+    done = run(host, *arguments, user=user)
+    assert (done.returncode, done.stdout) == (status, ""), arguments
+    assert done.stderr.count("\n") == 1 and said in done.stderr, done.stderr
 
-    def test_names_in_the_json(self) -> None:
-        page = PAGE.read_text()
-        for figures in self.names(r"_figures\[\] = \{([^}]*)\}"):
-            for name in re.findall(r'"(\w+)"', figures):
-                self.assertIn(name, page)
-        ways = self.names(r'^\t\{ "(\w+)", "[^"]+", (?:0|ALWAYS|KVM_\w+), ')
-        self.assertEqual((len(ways), len(set(ways))), (10, 10))
-        for name in ways:
-            self.assertIn(f".B {name}\n", page)
-        for name in self.names(r'^\t\{ "(\w+)", "[^"]+", \w*PAGE, '):
-            self.assertRegex(page, rf"\.BR? {name}\b")
 
-    def test_shares_are_those_of_the_costs(self) -> None:
-        """The estimate where there is nothing to measure is by counted instructions."""
-        costs = (PACKAGING.parent / "docs/costs.md").read_text()
-        touch = re.search(r"stock: a vCPU's first touch +\| ([\d.]+) \| ([\d.]+)", costs)
-        populate = re.search(r"`KVM_POPULATE_MEMORY` +\| ([\d.]+) \| ([\d.]+)", costs)
-        shares = re.search(r"counted_share\[\] = \{ (.*?), (.*?) \}", SOURCE.read_text())
-        for kind in (1, 2):
-            told = [float(number) for number in shares[kind].split(" / ")]
-            self.assertEqual(told, [float(populate[kind]), float(touch[kind])])
+def test_options(host: Path) -> None:
+    """Of bad ones, the line says what to do."""
+    for option, values, least, most in (
+        ("-m", ("0", "15", "2049", "-1", "1G", "", " 64", "9" * 20), 16, 2048),
+        ("-c", ("0", "65", "two"), 1, 64),
+        ("-r", ("0", "100", "1.5"), 1, 99),
+        ("-g", ("0", "65537"), 1, 65536),
+    ):
+        for value in values:
+            refused(host, 2, f"{option} {value}: give a number", option, value)
+            refused(host, 2, f"from {least} to {most}\n", option, value)
+    for words in ("-x", "--jsn", "file", "--help=yes", "-m 64 x"):
+        refused(host, 2, "see --help", *words.split())
+    for option in ("-m", "-c", "-r", "-g", "--json"):
+        refused(host, 2, f"{option} lacks its value", option)
+    if (cpus := len(os.sched_getaffinity(0))) < 64:
+        refused(host, 2, f"may use {cpus} CPUs", "-c", str(cpus + 1))
+    done = run(host, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    for option in ("-m MIB", "-c VCPUS", "-r REPETITIONS", "-g GIB", "--json FILE"):
+        assert option in done.stdout
+
+
+def test_hosts(host: Path) -> None:
+    """KVM is not there, not KVM's, or not for this user; no file is left."""
+    refused(host, 1, "/dev/kvm: No such file or directory; load kvm_intel or kvm_amd")
+    run(host, "--json", "/figures")
+    assert not (host / "figures").exists()
+    # No more than half of the memory that is available; less by default, if there is enough.
+    for kib, status, said, *arguments in (
+        (GIB, 2, "give no more than 512", "-m", "528"),
+        (GIB, 1, "/dev/kvm", "-m", "512"),
+        (GIB // 8, 1, "/dev/kvm", "-c", "1"),
+        (GIB // 64, 1, "free some"),
+    ):
+        available(host, kib)
+        refused(host, status, said, *arguments)
+    available(host, 8 * GIB)
+    (host / "dev/kvm").write_text("")
+    refused(host, 1, "/dev/kvm is not")
+    (host / "dev/kvm").chmod(0)
+    refused(host, 1, "/dev/kvm: Permission denied; be root", user="65534:65534")
+
+
+def of_source(pattern: str) -> list[str]:
+    """Return what the program has."""
+    return re.findall(pattern, SOURCE.read_text(), re.M)
+
+
+def test_the_manual_page_has_what_the_program_has() -> None:
+    page = PAGE.read_text()
+    (short,) = of_source(r'":((?:\w:?)+)"')
+    for option in short.replace(":", "").replace("h", ""):
+        assert f".BI \\-{option} " in page
+    for option in of_source(r'^\t\t\{ "(\w+)", \w+_argument'):
+        assert re.search(rf"(?m)^\.B.* ?\\-\\-{option}\b", page), option
+    for figures in of_source(r"_figures\[\] = \{([^}]*)\}"):
+        assert all(name in page for name in re.findall(r'"(\w+)"', figures)), figures
+    ways = of_source(r'^\t\{ "(\w+)", "[^"]+", (?:0|ALWAYS|KVM_\w+), ')
+    assert (len(ways), len(set(ways))) == (10, 10)
+    assert [name for name in ways if f".B {name}\n" not in page] == []
+    for name in of_source(r'^\t\{ "(\w+)", "[^"]+", \w*PAGE, '):
+        assert re.search(rf"\.BR? {name}\b", page), name
+
+
+def test_shares_are_those_of_the_costs() -> None:
+    """The estimate where there is nothing to measure is by counted instructions."""
+    costs = (PACKAGING.parent / "docs/costs.md").read_text()
+    touch = re.search(r"stock: a vCPU's first touch +\| ([\d.]+) \| ([\d.]+)", costs)
+    populate = re.search(r"`KVM_POPULATE_MEMORY` +\| ([\d.]+) \| ([\d.]+)", costs)
+    ((*shares,),) = of_source(r"counted_share\[\] = \{ (.*?), (.*?) \}")
+    told = [[float(number) for number in share.split(" / ")] for share in shares]
+    assert told == [[float(populate[kind]), float(touch[kind])] for kind in (1, 2)]
 
 
 _FAKE = """
@@ -193,60 +170,41 @@ int main(int argc, char **argv)
 """
 
 
-class Verdict(unittest.TestCase):
-    """What it makes of figures."""
+def test_what_it_makes_of_figures(tmp_path: Path) -> None:
+    source = tmp_path / "fake.c"
+    source.write_text(_FAKE.replace("@SOURCE@", str(SOURCE)))
+    program = compiled(tmp_path / "fake", source)
 
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.program = Path(cls.enterClassContext(tempfile.TemporaryDirectory()), "fake")
-        source = cls.program.with_suffix(".c")
-        source.write_text(_FAKE.replace("@SOURCE@", str(SOURCE)))
-        subprocess.run(["gcc", *FLAGS, "-o", cls.program, source], check=True)
-
-    def show(self, *figures: float) -> tuple[list[str], Mapping[str, Any]]:
-        command = [self.program, *map(str, figures)]
+    def show(*figures: float) -> tuple[list[str], Mapping[str, Any]]:
+        command = [program, *map(str, figures)]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         text, brace, data = said.partition('{"program')
         return text.splitlines(), json.loads(brace + data)
 
-    def test_worth_it(self) -> None:
-        """(8 + 10) / (890 + 100 - 110 + 10), of all pages; features have names."""
-        lines, data = self.show(8, 890, 100, 110, 31)
-        self.assertEqual(lines[0].partition(" of")[0], "This takes 3 minutes, 600 MiB")
-        wanted = (
-            "Worth it for VMs that touch more than 3% of their memory in 4 KiB pages; not "
-            "worth it with huge pages: a guest of 64 GiB pays 14.93 s for its faults there."
-        )
-        self.assertEqual(lines[-1], wanted)
-        self.assertEqual(data["worth_above_percent"], 3)
-        always = ["follow", "fault-around", "populate"]
-        self.assertEqual(data["has"]["always"], always)
-        self.assertEqual(data["has"]["global_tdp"], [*always, "page-cache", "harvest"])
-        self.assertIn(
-            'kvm.global_tdp=1, which is measured as "on", is ' + ", ".join(always), lines
-        )
-        ends = [(each["end_s"], each["end_on_s"]) for each in data["estimates"]]
-        self.assertEqual(ends, [(1.678, 1.845)] * 2)
-
-    def test_not_worth_it(self) -> None:
-        """If it takes as long as faults; or the end longer than they."""
-        for figures in ((900, 890, 100, 100, 7), (8, 50, 10, 400, 7)):
-            lines, data = self.show(*figures)
-            self.assertRegex(lines[-1], "^Not worth it with 4 KiB pages, .*; not worth it with")
-            self.assertIsNone(data["worth_above_percent"])
-
-    def test_stock(self) -> None:
-        """It says what was measured, and guesses no share."""
-        lines, data = self.show(0, 890, 100, 0)
-        wanted = (
-            "A guest of 64 GiB pays 14.93 s for its faults with 4 KiB pages and 14.93 s with "
-            "huge ones; which share of them has to be touched for Global TDP to pay, only KVM "
-            "with it can measure."
-        )
-        self.assertEqual(lines[-1], wanted)
-        self.assertEqual((data["worth_above_percent"], data["has"]["always"]), (None, []))
-        self.assertIsNone(data["estimates"][0]["end_on_s"])
-
-
-if __name__ == "__main__":
-    unittest.main()
+    # (8 + 10) / (890 + 100 - 110 + 10), of all pages; features have names.
+    lines, data = show(8, 890, 100, 110, 31)
+    assert lines[0].startswith("This takes 3 minutes, 600 MiB of")
+    assert lines[-1] == (
+        "Worth it for VMs that touch more than 3% of their memory in 4 KiB pages; not "
+        "worth it with huge pages: a guest of 64 GiB pays 14.93 s for its faults there."
+    )
+    always = ["follow", "fault-around", "populate"]
+    has = {"always": always, "global_tdp": [*always, "page-cache", "harvest"]}
+    assert (data["worth_above_percent"], data["has"]) == (3, data["has"] | has)
+    assert f'kvm.global_tdp=1, which is measured as "on", is {", ".join(always)}' in lines
+    ends = [(each["end_s"], each["end_on_s"]) for each in data["estimates"]]
+    assert ends == [(1.678, 1.845)] * 2
+    # It takes as long as faults; or the end longer than they.
+    for figures in ((900, 890, 100, 100, 7), (8, 50, 10, 400, 7)):
+        lines, data = show(*figures)
+        assert re.match("Not worth it with 4 KiB pages, .*; not worth it with", lines[-1])
+        assert data["worth_above_percent"] is None
+    # Of stock, it says what was measured, and guesses no share.
+    lines, data = show(0, 890, 100, 0)
+    assert lines[-1] == (
+        "A guest of 64 GiB pays 14.93 s for its faults with 4 KiB pages and 14.93 s with "
+        "huge ones; which share of them has to be touched for Global TDP to pay, only KVM "
+        "with it can measure."
+    )
+    assert (data["worth_above_percent"], data["has"]["always"]) == (None, [])
+    assert data["estimates"][0]["end_on_s"] is None

@@ -25,18 +25,18 @@ class Faults(unittest.TestCase):
     """Of a guest that is stopped."""
 
     def test_agreement(self) -> None:
-        self.assertEqual(_differ(700, 20, 700, 700), "")
+        assert _differ(700, 20, 700, 700) == ""
 
     def test_a_device_that_was_found_anew(self) -> None:
         """KVM counts it, the tracepoint does not."""
-        self.assertEqual(_differ(700, 20, 700, 680), "")
-        self.assertIn("tracepoint 679", _differ(700, 20, 700, 679))
+        assert _differ(700, 20, 700, 680) == ""
+        assert "tracepoint 679" in _differ(700, 20, 700, 679)
 
     def test_more_than_kvm_counts(self) -> None:
-        self.assertIn("tracepoint 701", _differ(700, 20, 700, 701))
+        assert "tracepoint 701" in _differ(700, 20, 700, 701)
 
     def test_another_counter(self) -> None:
-        self.assertIn("query-stats 699", _differ(700, 20, 699, 700))
+        assert "query-stats 699" in _differ(700, 20, 699, 700)
 
 
 def _case(side: str, faults: int = 0, mismatches: int = 0) -> Case:
@@ -50,10 +50,10 @@ class Options(unittest.TestCase):
 
     def test_names_and_titles(self) -> None:
         job = Job("precopy", ["memfd"], 512, 1, "", "", "")
-        self.assertEqual((job.name, job.how), ("precopy", ""))
+        assert (job.name, job.how) == ("precopy", "")
         other = Job("precopy", ["memfd"], 512, 1, "", "", "", toggle=True, dirty_ring=4096)
-        self.assertEqual(other.name, "precopy-toggle-ring")
-        self.assertIn("rings of 4096 entries", other.how)
+        assert other.name == "precopy-toggle-ring"
+        assert "rings of 4096 entries" in other.how
 
 
 class Repetition(unittest.TestCase):
@@ -66,9 +66,9 @@ class Repetition(unittest.TestCase):
             "[ 1.0] BUG: unable to handle page fault for address: 0\n",
             "[ 1.0] reboot: Restarting system\n",
         ):
-            self.assertIn(retry.complaint(text), text)
-            self.assertTrue(retry.complaint(text))
-        self.assertEqual(retry.complaint("stamps: cpu 0 pass 1 pages 9 mismatches 0\n"), "")
+            assert retry.complaint(text) in text
+            assert retry.complaint(text)
+        assert retry.complaint("stamps: cpu 0 pass 1 pages 9 mismatches 0\n") == ""
 
     def _tries(self, *, on: bool, console: str = "", gone: int = 9) -> tuple[str, int]:
         """Return how a case ended whose QEMU goes so many times, and after how many tries."""
@@ -87,22 +87,22 @@ class Repetition(unittest.TestCase):
                 inside._tried(do, "a case", Side("a side", parameter=on), demo)
             except VmError as error:
                 return str(error), tries
-        self.assertEqual(len(demo.repeated), tries - 1)
+        assert len(demo.repeated) == tries - 1
         return "", tries
 
     def test_qemu_is_gone(self) -> None:
         """Twice it may be, without Global TDP."""
-        self.assertEqual(self._tries(on=False, gone=2), ("", 3))
-        self.assertEqual(self._tries(on=False), ("source: QEMU is gone", 3))
-        self.assertEqual(self._tries(on=True), ("source: QEMU is gone", 1))
+        assert self._tries(on=False, gone=2) == ("", 3)
+        assert self._tries(on=False) == ("source: QEMU is gone", 3)
+        assert self._tries(on=True) == ("source: QEMU is gone", 1)
 
     def test_a_panic_is_a_failure(self) -> None:
         """Whether QEMU goes with it or not, whoever it is that tells of QEMU's end."""
         for on in (False, True):
             for gone in (0, 9):
                 told, tries = self._tries(on=on, console=_PANIC, gone=gone)
-                self.assertIn("Kernel panic", told)
-                self.assertEqual(tries, 1)
+                assert "Kernel panic" in told
+                assert tries == 1
 
     def test_a_machine_that_stood_still(self) -> None:
         """It is excused in a case without Global TDP."""
@@ -116,9 +116,9 @@ class Repetition(unittest.TestCase):
                     mock.patch("lab.shell.output", return_value="QEMU"),
                     mock.patch.object(inside, "_run"),
                 ):
-                    self.assertEqual(inside.main(), 0 if goes_on else 1)
-                self.assertEqual(bool(Demo.load(result).error), not goes_on)
-                self.assertEqual(bool(Demo.load(result).repeated), goes_on)
+                    assert inside.main() == (0 if goes_on else 1)
+                assert bool(Demo.load(result).error) == not goes_on
+                assert bool(Demo.load(result).repeated) == goes_on
 
 
 class Targets(unittest.TestCase):
@@ -129,13 +129,13 @@ class Targets(unittest.TestCase):
             return report.show(Demo("precopy", 512, cases=list(cases)))
 
     def test_faults(self) -> None:
-        self.assertTrue(self._met(_case("off", 200), _case("on", 2)))
-        self.assertFalse(self._met(_case("off", 200), _case("on", 3)))
+        assert self._met(_case("off", 200), _case("on", 2))
+        assert not self._met(_case("off", 200), _case("on", 3))
 
     def test_nothing_was_mapped(self) -> None:
         idle = _case("on")
         idle.at_end = {"tdp_populated_4k": 0}
-        self.assertFalse(self._met(_case("off", 200), idle))
+        assert not self._met(_case("off", 200), idle)
 
     def test_status(self) -> None:
         """Of the command: that of the machine if all targets are met."""
@@ -154,19 +154,19 @@ class Targets(unittest.TestCase):
                 cli._job.return_value = Job("precopy", ["memfd"], 512, 1, "", "", "")
                 command.return_value.status = ran
                 args = mock.Mock(mem=512, runs=1, stock=True, qemu="", dirty_ring=0)
-                self.assertEqual(cli.run(args), status)
+                assert cli.run(args) == status
 
     def test_a_ring_that_kvm_does_not_take(self) -> None:
         for size in (5, 512, 1000, 1 << 17, -1024):
             args = mock.Mock(mem=512, runs=1, dirty_ring=size)
-            with self.assertRaisesRegex(LabError, "--dirty-ring"):
+            with pytest.raises(LabError, match="--dirty-ring"):
                 cli.run(args)
 
     def test_data(self) -> None:
         for on in (False, True):
             cases = [_case("off", 200), _case("on")]
             cases[on].mismatches = 1
-            self.assertFalse(self._met(*cases))
+            assert not self._met(*cases)
 
     def test_a_longer_downtime_is_none(self) -> None:
         cases = [
@@ -174,7 +174,7 @@ class Targets(unittest.TestCase):
         ]
         for case in cases:
             case.migration = {"downtime": 300 if case.side == "on" else 200}
-        self.assertTrue(self._met(*cases))
+        assert self._met(*cases)
 
 
 if __name__ == "__main__":

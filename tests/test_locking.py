@@ -1,20 +1,17 @@
 """The locking benchmark's output, and its figures against their targets."""
 
-import io
 import json
-import unittest
 from argparse import Namespace
-from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from unittest import mock
+
+import pytest
 
 from lab.check.outcome import State
 from lab.error import LabError
 from lab.measure import locking
 from lab.measure.locking import Figure
-from lab.paths import ROOT
 
 
 def line(kind: str, data: object) -> str:
@@ -22,81 +19,57 @@ def line(kind: str, data: object) -> str:
     return json.dumps({"type": kind, "data": data})
 
 
-class Trace(unittest.TestCase):
-    """Of mmu_lock, by bpftrace."""
-
-    def test_each_run_has_its_own_maps(self) -> None:
-        text = [line("attached_probes", {"probes": 6}), line("printf", "ready\n"), "", ""]
-        for held in (100, 200):
-            text.append(line("printf", "run\n"))
-            text.append(line("map", {"@longest": {"age:16": held}}))
-            text.append(line("map", {"@holds": {"age:16": 3, "idle": 5}}))
-        runs = list(locking.parse_trace("\n".join(text)))
-        self.assertEqual([longest["age:16"] for longest, _ in runs], [100, 200])
-        self.assertEqual(runs[0][1], {"age:16": 3, "idle": 5})
-
-    def test_a_run_without_a_hold(self) -> None:
-        text = [line("printf", "run\n"), line("printf", "run\n")]
-        self.assertEqual(list(locking.parse_trace("\n".join(text))), [({}, {}), ({}, {})])
+RUN = line("printf", "run\n")
 
 
-class Read(unittest.TestCase):
-    """Of what programs and tracer have left behind."""
-
-    def read(self, *runs: str) -> list[Figure]:
-        """Return the figures of a run on either modules, of which the tracer saw these."""
-        got = {"path": "nx", "mib": 16, "storm_ns": 5, "faults": 1}
-        with (
-            TemporaryDirectory() as scratch,
-            mock.patch.object(locking, "DIRECTORY", Path(scratch)),
-        ):
-            for whose in ("stock", "ours"):
-                Path(scratch, f"alone.{whose}.txt").write_text(json.dumps(got) + "\n")
-            text = [line("printf", "run\n") + "\n" + held for held in runs]
-            Path(scratch, "alone.trace").write_text("\n".join(text))
-            return list(locking.read("alone"))
-
-    def test_whose_holds_are_whose(self) -> None:
-        stock, ours = (line("map", {"@longest": {"nx:16": held}}) for held in (700, 5))
-        self.assertEqual([figure.hold for figure in self.read(stock, ours)], [700, 5])
-
-    def test_a_run_that_the_tracer_lost(self) -> None:
-        """Then all that follow would be taken for others."""
-        with self.assertRaisesRegex(LabError, "1 of 2"):
-            self.read(line("map", {"@longest": {"nx:16": 700}}))
+def test_each_run_that_is_traced_has_its_own_maps() -> None:
+    text = [line("attached_probes", {"probes": 6}), line("printf", "ready\n"), "", ""]
+    for held in (100, 200):
+        text += [RUN, line("map", {"@longest": {"age:16": held}})]
+        text.append(line("map", {"@holds": {"age:16": 3, "idle": 5}}))
+    runs = list(locking.parse_trace("\n".join(text)))
+    assert runs == [({"age:16": held}, {"age:16": 3, "idle": 5}) for held in (100, 200)]
+    assert list(locking.parse_trace(f"{RUN}\n{RUN}")) == [({}, {}), ({}, {})]
 
 
-class Machines(unittest.TestCase):
-    """Those that run at the same time."""
-
-    def test_the_cause_is_told_and_not_that_the_other_was_ended(self) -> None:
-        self.addCleanup(locking.runs.STOPPING.clear)
-        stopped = []
-
-        def command(*_: object, turns: int, **__: object) -> None:
-            if turns == 2:
-                raise LabError("it died")
-            stopped.append(locking.runs.STOPPING.wait(20))
-            raise KeyboardInterrupt
-
-        args = Namespace(modes=list(locking.MODES), timeout=5)
-        with (
-            TemporaryDirectory() as scratch,
-            mock.patch.object(locking, "DIRECTORY", Path(scratch)),
-            mock.patch.object(locking, "console"),
-            mock.patch.object(locking, "_script", return_value=""),
-            mock.patch.object(locking.npt, "command", command),
-            mock.patch.object(locking.os, "sched_getaffinity", return_value={0, 1}),
-            self.assertRaisesRegex(LabError, "it died"),
-        ):
-            locking._measure_all(args)
-        self.assertEqual(stopped, [True])
+def test_whose_holds_are_whose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the tracer lost a run, all that follow would be taken for others."""
+    monkeypatch.setattr(locking, "DIRECTORY", tmp_path)
+    got = {"path": "nx", "mib": 16, "storm_ns": 5, "faults": 1}
+    for whose in ("stock", "ours"):
+        (tmp_path / f"alone.{whose}.txt").write_text(json.dumps(got) + "\n")
+    runs = [f"{RUN}\n" + line("map", {"@longest": {"nx:16": held}}) for held in (700, 5)]
+    (tmp_path / "alone.trace").write_text("\n".join(runs))
+    assert [figure.hold for figure in locking.read("alone")] == [700, 5]
+    (tmp_path / "alone.trace").write_text(runs[0])
+    with pytest.raises(LabError, match="1 of 2"):
+        list(locking.read("alone"))
 
 
-class Untrue(unittest.TestCase):
-    """What the documentation tells, beside what was measured."""
+def test_the_cause_is_told_and_not_that_the_other_machine_was_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = []
 
-    TEXT = """
+    def command(*_: object, turns: int, **__: object) -> None:
+        if turns == 2:
+            raise LabError("it died")
+        stopped.append(locking.runs.STOPPING.wait(20))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(locking, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(locking, "_script", lambda *_: "")
+    monkeypatch.setattr(locking.npt, "command", command)
+    monkeypatch.setattr(locking.os, "sched_getaffinity", lambda _: {0, 1})
+    try:
+        with pytest.raises(LabError, match="it died"):
+            locking._measure_all(Namespace(modes=list(locking.MODES), timeout=5))
+    finally:
+        locking.runs.STOPPING.clear()
+    assert stopped == [True]
+
+
+TOLD = """
 | host takes memory away (MMU notifier) | 1,000 / 16,000 / 64,000 | 1.2 / 1.2 / 1.2 |
 | ageing (a page) | 6.2 / 6.6 / 6.6 | 0 / 0 / 0 |
 | `KVM_CLEAR_DIRTY_LOG` | 1,000 / 16,000 / 64,000 | 1.2 / 1.2 / 1.2 |
@@ -105,150 +78,102 @@ class Untrue(unittest.TestCase):
 | NX huge page recovery | 9 / 9 / 9 | 1.2 / 1.2 / 1.2 |
 """
 
-    def untrue(self, text: str, **holds: int) -> list[str]:
-        """Return what is said of a text, with some of ours held as long as this."""
-        known = {
-            ("alone", whose, path, mib): Figure(
-                *("alone", whose, path, mib, 1),
-                hold=mib * 62_500
-                if whose == "stock"
-                else holds.get(path, 0 if path == "age" else 1200),
-            )
-            for whose in ("stock", "ours")
-            for path in locking.TOLD
-            for mib in locking.SIZES
-        }
-        return list(locking.untrue(text, known))
 
-    def test_what_is_told_was_measured(self) -> None:
-        self.assertEqual(self.untrue(self.TEXT), [])
-
-    def test_ours_takes_longer(self) -> None:
-        (wrong,) = self.untrue(self.TEXT, nx=1500)
-        self.assertIn("NX huge page recovery, ours: 1.2 / 1.2 / 1.2, not 1.5", wrong)
-        (wrong,) = self.untrue(self.TEXT, age=1500)
-        self.assertIn("ageing, ours: 0 / 0 / 0, not 1.5", wrong)
-
-    def test_stock_takes_less(self) -> None:
-        (wrong,) = self.untrue(self.TEXT.replace("(MMU notifier) | 1,000", "| 2,000"))
-        self.assertIn("host takes memory away, stock: 2,000 / 16,000", wrong)
-
-    def test_a_row_is_missing(self) -> None:
-        wrong = self.untrue(self.TEXT.replace("memslot", "slot"))
-        self.assertEqual([line.partition(":")[2][:8] for line in wrong], [" nothing"] * 2)
-
-    def test_a_figure_is_missing(self) -> None:
-        (wrong,) = self.untrue(
-            self.TEXT.replace("64,000 | 1.2 / 1.2 / 1.2", "64,000 | 1.2 / 1.2", 1)
-        )
-        self.assertIn("1.2 / 1.2, not 1.2 / 1.2 / 1.2", wrong)
+@pytest.mark.parametrize(
+    ("old", "new", "holds", "wanted"),
+    [
+        ("", "", {}, []),
+        ("", "", {"nx": 1500}, ["NX huge page recovery, ours: 1.2 / 1.2 / 1.2, not 1.5"]),
+        ("", "", {"age": 1500}, ["ageing, ours: 0 / 0 / 0, not 1.5"]),
+        ("r) | 1,000", "r) | 2,000", {}, ["host takes memory away, stock: 2,000 / 16,000"]),
+        ("memslot", "slot", {}, [": nothing"] * 2),
+        ("64,000 | 1.2 /", "64,000 |", {}, ["1.2 / 1.2, not 1.2 / 1.2 / 1.2"]),
+    ],
+)
+def test_what_is_told_was_measured(
+    old: str, new: str, holds: dict[str, int], wanted: list[str]
+) -> None:
+    """Of a text with another figure, and with some of ours held as long as this."""
+    held = dict.fromkeys(locking.TOLD, 1200) | {"age": 0} | holds
+    known = {
+        ("alone", whose, path, mib): Figure("alone", whose, path, mib, 1, hold=hold)
+        for path in locking.TOLD
+        for mib in locking.SIZES
+        for whose, hold in (("stock", mib * 62_500), ("ours", held[path]))
+    }
+    wrong = list(locking.untrue(TOLD.replace(old, new, 1) if old else TOLD, known))
+    assert len(wrong) == len(wanted)
+    assert all(words in told for words, told in zip(wanted, wrong, strict=True)), wrong
 
 
-class Conclude(unittest.TestCase):
-    """What one run of the benchmark comes to."""
+ARGS = Namespace(modes=["alone"], paths=["nx"], sizes=[16, 1024])
 
-    ARGS = Namespace(modes=["alone"], paths=["nx"], sizes=[16, 1024])
 
-    def figures(self, mode: str = "alone", hold: int = 100) -> list[Figure]:
-        return [
-            Figure(mode, whose, "nx", mib, 100, worst=7, hold=hold if mib > 16 else 100)
-            for whose in ("stock", "ours")
-            for mib in (16, 1024)
-        ]
+def figures(mode: str = "alone", hold: int = 100) -> list[Figure]:
+    """Return those of a run, of which the longest hold is this."""
+    made = [Figure(mode, whose, "nx", 16, 1, worst=7, hold=100) for whose in ("stock", "ours")]
+    return [*made, *(replace(figure, mib=1024, hold=hold) for figure in made)]
 
-    def test_what_an_earlier_run_left_is_not_judged(self) -> None:
-        """It is shown."""
-        kept = self.figures("turns")
-        found = list(locking.conclude([*self.figures(), *kept], self.ARGS))
-        self.assertEqual({verdict.met for verdict in found}, {True})
-        self.assertFalse(any("turns" in verdict.text for verdict in found))
-        self.assertFalse(any("populate" in verdict.text for verdict in found))
 
-    def test_a_figure_that_is_missing(self) -> None:
-        with self.assertRaises(LabError):
-            list(locking.conclude(self.figures()[:-1], self.ARGS))
+def test_what_an_earlier_run_left_is_shown_and_not_judged() -> None:
+    found = list(locking.conclude([*figures(), *figures("turns")], ARGS))
+    assert {verdict.met for verdict in found} == {True}
+    assert not [each for each in found if "turns" in each.text or "populate" in each.text]
+    with pytest.raises(LabError):
+        list(locking.conclude(figures()[:-1], ARGS))
 
-    def test_status_and_last_line(self) -> None:
-        """Of the command."""
-        for hold, status, words in (
-            (100, 0, "2 passed, 0 failed, 0 skipped"),
-            (200, 1, "1 passed, 1 failed, 0 skipped"),
+
+def test_status_and_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"no_build": True, "keep": False, "timeout": 1, "rounds": 1}
+    for hold, status, last in ((100, 0, "2 passed, 0 failed"), (200, 1, "1 passed, 1 failed")):
+        with (
+            mock.patch.multiple(locking, DIRECTORY=tmp_path, PROGRAM=tmp_path, ROOT=tmp_path),
+            mock.patch.multiple(locking, _plot=mock.DEFAULT, _script=mock.DEFAULT),
+            mock.patch.object(locking, "read", return_value=figures(hold=hold)),
+            mock.patch("lab.machine.npt.command") as command,
         ):
-            made = self.figures(hold=hold)
-            with (
-                TemporaryDirectory(dir=ROOT / "build") as scratch,
-                mock.patch.object(locking, "DIRECTORY", Path(scratch)),
-                mock.patch.object(locking, "console"),
-                mock.patch.object(locking, "read", return_value=made),
-                mock.patch.object(locking, "PROGRAM", Path(scratch)),
-                mock.patch.object(locking, "_plot"),
-                mock.patch.object(locking, "_script"),
-                mock.patch("lab.machine.npt.command") as command,
-                redirect_stdout(io.StringIO()) as out,
-            ):
-                command.return_value.status = 0
-                args = Namespace(
-                    **vars(self.ARGS), no_build=True, keep=False, timeout=1, rounds=1
-                )
-                self.assertEqual(locking.run(args), status)
-            self.assertEqual(out.getvalue().splitlines()[-1], words)
+            command.return_value.status = 0
+            assert locking.run(Namespace(**vars(ARGS), **options)) == status
+        assert capsys.readouterr().out.splitlines()[-1] == f"{last}, 0 skipped"
 
 
-class Judge(unittest.TestCase):
-    """Of targets."""
+def met(*figures: Figure) -> list[bool | None]:
+    """Return which targets are met."""
+    known = {(f.mode, f.modules, f.path, f.mib): f for f in figures}
+    return [verdict.met for verdict in locking.judge(known)]
 
-    def met(self, *figures: Figure) -> list[bool | None]:
-        known = {(f.mode, f.modules, f.path, f.mib): f for f in figures}
-        return [verdict.met for verdict in locking.judge(known)]
 
-    def holds(self, first: int, last: int, stock: int = 900) -> bool | None:
-        """Return the verdict on the longest holds at both ends."""
-        met, _ = self.met(
-            Figure("alone", "ours", "nx", 16, 1, hold=first),
-            Figure("alone", "ours", "nx", 1024, 1, hold=last),
-            Figure("alone", "stock", "nx", 1024, 1, hold=stock),
-        )
-        return met
+def test_targets_of_holds_and_storms() -> None:
+    """A hold that was lost is no gain; that of stock modules is to be seen."""
+    ours = Figure("alone", "ours", "nx", 1024, 1)
+    for first, last, stock, good in (
+        (100, 109, 900, True),
+        (100, 111, 900, False),
+        (0, 900, 900, False),
+        (0, 0, 900, True),
+        (0, 0, 0, None),
+    ):
+        small, large = replace(ours, mib=16, hold=first), replace(ours, hold=last)
+        found = met(small, large, replace(ours, modules="stock", hold=stock))
+        assert (found[0], len(found)) == (good, 2), (first, last)
+    for storm, good in ((102, True), (104, False)):
+        stock = replace(ours, modules="stock", storm=100)
+        assert met(stock, replace(ours, storm=storm)) == [good]
 
-    def test_longest_hold(self) -> None:
-        self.assertIs(self.holds(100, 109), True)
-        self.assertIs(self.holds(100, 111), False)
 
-    def test_no_hold_where_there_are_some_later(self) -> None:
-        """One that was lost is not met."""
-        self.assertIs(self.holds(0, 900), False)
-
-    def test_no_hold_at_all(self) -> None:
-        """It says something if the tracer has seen those of stock modules."""
-        self.assertIs(self.holds(0, 0), True)
-        self.assertIs(self.holds(0, 0, stock=0), None)
-
-    def test_storm(self) -> None:
-        for storm, met in ((102, True), (104, False)):
-            stock = Figure("alone", "stock", "nx", 1024, 100)
-            self.assertEqual(
-                self.met(stock, replace(stock, modules="ours", storm=storm)), [met]
-            )
-
-    def test_worst_fault(self) -> None:
-        for path, worst, met in (
-            ("notifier", 100, True),
-            ("notifier", 101, False),
-            ("notifier", 0, False),
-            ("nx", 3333, True),
-            ("nx", 3334, False),
-        ):
-            stock = Figure("turns", "stock", path, 1024, 100, worst=5000)
-            ours = replace(stock, modules="ours", worst=worst)
-            self.assertEqual(self.met(stock, ours), [met], (path, worst))
-
-    def test_threads(self) -> None:
-        one = {"threads": 1, "ns": 160, "mib": 1}
-        for ns, runs in ((160, 2), (159, 2), (160, 1)):
-            timed = [{**one, "ns": ns}, {**one, "threads": 2, "ns": 100}][:runs]
-            found = [verdict.met for verdict in locking.judge_threads(timed)]
-            self.assertEqual(found, [(ns, runs) == (160, 2)])
-
-    def test_states(self) -> None:
-        states = [locking.Verdict("", met).state for met in (True, False, None)]
-        self.assertEqual(states, list(State))
+def test_targets_of_faults_and_threads() -> None:
+    for path, worst, good in (
+        ("notifier", 100, True),
+        ("notifier", 101, False),
+        ("notifier", 0, False),
+        ("nx", 3333, True),
+        ("nx", 3334, False),
+    ):
+        stock = Figure("turns", "stock", path, 1024, 100, worst=5000)
+        assert met(stock, replace(stock, modules="ours", worst=worst)) == [good], (path, worst)
+    two = {"threads": 2, "ns": 100, "mib": 1}
+    for ns, more, good in ((160, [two], True), (159, [two], False), (160, [], False)):
+        timed = [{"threads": 1, "ns": ns, "mib": 1}, *more]
+        assert [verdict.met for verdict in locking.judge_threads(timed)] == [good]
+    states = [locking.Verdict("", good).state for good in (True, False, None)]
+    assert states == list(State)

@@ -1,17 +1,16 @@
 """The suite must not call a failure a success: unit tests of its judgement."""
 
 import argparse
-import io
 import re
-import tempfile
 import threading
-import unittest
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from unittest import mock
+
+import pytest
 
 from lab.check import compare, machines, report, suite, tests, unit
 from lab.check.machines import Report
@@ -26,6 +25,7 @@ from lab.paths import VERSION
 
 PASSED, FAILED, SKIPPED = State
 TEST = Test("some_test", ("some_test",))
+ASSERTION = "==== Test Assertion Failure ====\n  "
 
 
 def outcome(state: State) -> Outcome:
@@ -38,303 +38,263 @@ def ended(status: int | None, output: str = "", seconds: float = 1) -> Result:
     return Result(0, "t", status, seconds, bytearray(output.encode()))
 
 
+def of_test(status: int | None, output: str = "", died: str = "") -> Outcome:
+    """Return what comes of TEST if it ends so."""
+    return judge(TEST.name, ended(status, output), died)
+
+
 def reports(*states: State) -> list[Report]:
     """Return reports of TEST alone."""
     return [Report({TEST.name: outcome(state)}) for state in states]
 
 
-def asserting(place: str) -> Outcome:
-    """Return what comes of TEST if an assertion there fails."""
-    text = f"==== Test Assertion Failure ====\n  {place}: a == b\n  pid=7 tid=7\n"
-    return judge(TEST.name, ended(254, text))
+def source(name: str) -> str:
+    """Return the source of a test of the series."""
+    return selftests.source_of(f"x86_64/global_tdp_{name}_test").read_text()
 
 
-GOOD, BAD, ELSEWHERE = outcome(PASSED), asserting("a_test.c:7"), asserting("a_test.c:9")
-PART, OTHER_PART = (judge(TEST.name, ended(1, f"ok 1 a\nnot ok 2 {n}\n")) for n in "bc")
-SIGNAL, LATE = (judge(TEST.name, ended(status)) for status in (128 + 11, KILLED))
-STUCK = judge(TEST.name, ended(None), f"{npt.STILL}; see a")
-DEAD = judge(TEST.name, ended(None), "the guest died in the run; its console is a")
-LEFT = judge(TEST.name, ended(4, "no such CPU\n"))
-HALF = judge(TEST.name, ended(0, "ok 1 a\nok 2 # SKIP b\n"))
-UNRUN = Outcome(TEST.name, State.FAILED, reason=f"not run: {npt.LATE} 9 s")
+GOOD = outcome(PASSED)
+BAD, ELSEWHERE = (
+    of_test(254, f"{ASSERTION}a_test.c:{line}: a == b\n  pid=7 tid=7\n") for line in (7, 9)
+)
+PART, OTHER_PART = (of_test(1, f"ok 1 a\nnot ok 2 {name}\n") for name in "bc")
+SIGNAL, LATE, LEFT = of_test(128 + 11), of_test(KILLED), of_test(4, "no such CPU\n")
+STUCK = of_test(None, died=f"{npt.STILL}; see a")
+DEAD = of_test(None, died="the guest died in the run; its console is a")
+HALF = of_test(0, "ok 1 a\nok 2 # SKIP b\n")
+UNRUN = Outcome(TEST.name, FAILED, reason=f"not run: {npt.LATE} 9 s")
 
 
-class Judge(unittest.TestCase):
-    """Of the status and the words of a program."""
-
-    def test_status_signal_timeout_and_death(self) -> None:
-        for status, died, state, reason in (
-            (0, "", PASSED, ""),
-            (4, "", SKIPPED, "ok 1 all"),
-            (1, "", FAILED, "status 1"),
-            (128 + 11, "", FAILED, "signal 11"),
-            (KILLED, "", FAILED, "did not end"),
-            (None, "the machine died", FAILED, "the machine died"),
-        ):
-            found = judge("t", ended(status, "ok 1 all\n"), died)
-            self.assertIs(found.state, state)
-            self.assertIn(reason, found.reason)
-
-    def test_skips(self) -> None:
-        """Have a reason, and are failures of what must run."""
-        text = "1..0 # SKIP - Requirement not met: kvm_cpu_has(X86_FEATURE_VMX)\n"
-        self.assertIn("FEATURE_VMX", judge("t", ended(4, text)).reason)
-        self.assertTrue(judge("t", ended(4)).reason)
-        skipped, passed = judge("t", ended(4, "\nno such CPU\n")), judge("t", ended(0))
-        self.assertEqual(skipped.reason, "no such CPU")
-        self.assertIs(must_run(skipped).state, FAILED)
-        self.assertIn("no such CPU", must_run(skipped).reason)
-        self.assertEqual(must_run(passed), passed)
-        self.assertIn("b", judge("t", ended(0, "ok 1 a\nok 2 # SKIP b\n")).reason)
-
-    def test_what_a_program_says_of_its_parts_counts(self) -> None:
-        """More than its status does."""
-        good = "Seed: 0x1\nTAP version 13\n1..3\nok 1 a\nok 2 # SKIP b\nok 3 c\n# Totals\n"
-        found = judge("t", ended(0, good), tap=True)
-        self.assertEqual((found.state, found.parts), (PASSED, ("b",)))
-        for said in ("", "ok 1 a\n"):
-            self.assertIs(judge("t", ended(0, said), tap=True).state, FAILED, said)
-        bad = [good.replace("ok 3", other) for other in ("not ok 3", "3", "ok 2")]
-        for said in (*bad, good.replace("1..3\n", ""), f"{good}Bail out! x\n"):
-            for tap in (True, False):
-                self.assertIs(judge("t", ended(0, said), tap=tap).state, FAILED, (said, tap))
-        for said in ("", "1000 a\n", "ok, that is it\n", "ok 7 a\n"):
-            self.assertIs(judge("t", ended(0, said)).state, PASSED, said)
-
-    def test_which_say_so_is_known_by_their_sources(self) -> None:
-        """Of both kinds; a new test of the series is to have parts, or to be named here."""
-        programs = ("x86_64/sync_regs_test", "kvm_binary_stats_test", "x86_64/smm_test")
-        self.assertEqual([tests._test(each).tap for each in programs], [True, True, False])
-        folder = selftests.source_of("x86_64/global_tdp_api_test").parent
-        ours = {f"x86_64/{path.stem}" for path in folder.glob("global_tdp_*_test.c")}
-        silent = {each[18:-5] for each in ours if not selftests.prints_tap(each)}
-        self.assertEqual(silent, {"budget", "churn", "giant", "level", "numa"})
-
-    def test_shows_what_failed_first(self) -> None:
-        """A child's assertion, before the one of its parent that fails for it."""
-        place = "child.c:1: a == b"
-        said = f"==== Test Assertion Failure ====\n  {place}\n" + "     1 parent\n" * 20
-        self.assertIn(place, tail(f"TAP version 13\n{said}"))
-        self.assertNotIn("TAP", tail(f"TAP version 13\n{said}"))
-        self.assertNotIn(place, tail(said + "more\n" * 100))
-        self.assertEqual(tail("ok\n" * 100), "\n".join(["ok"] * 12))
+def test_status_signal_timeout_and_death() -> None:
+    for status, died, state, reason in (
+        (0, "", PASSED, ""),
+        (4, "", SKIPPED, "ok 1 all"),
+        (1, "", FAILED, "status 1"),
+        (128 + 11, "", FAILED, "signal 11"),
+        (KILLED, "", FAILED, "did not end"),
+        (None, "the machine died", FAILED, "the machine died"),
+    ):
+        found = of_test(status, "ok 1 all\n", died)
+        assert (found.state, reason in found.reason) == (state, True), found
 
 
-class Expected(unittest.TestCase):
-    """Of the series' tests, what may skip on which machine."""
-
-    def test_what_may_skip(self) -> None:
-        """A whole test, with status 4, or a part of it."""
-        faults = "1..0 # SKIP - No /proc/thread-self/fail-nth: wants CONFIG_FAULT_INJECTION\n"
-        feature = "1..0 # SKIP - Requirement not met: kvm_check_cap(KVM_CAP_GLOBAL_TDP)\n"
-        private, cpus = "ok 1 # SKIP private memory\n", "ok 7 # SKIP CPUs\n"
-        for name, machine, status, said, state in (
-            ("global_tdp_fail_test", "npt", 4, faults, SKIPPED),
-            ("global_tdp_fail_test", "npt, checked", 4, faults, SKIPPED),
-            ("global_tdp_fail_test", "ept", 4, faults, SKIPPED),
-            ("global_tdp_fail_test", "ept", 254, faults, FAILED),
-            ("global_tdp_fail_test", "npt", 4, feature, FAILED),
-            ("global_tdp_api_test", "npt", 4, feature, FAILED),
-            ("global_tdp_api_test", "npt", 0, "ok 1 a\n", PASSED),
-            ("global_tdp_reach_test", "4level", 4, feature, FAILED),
-            ("PML is on", "ept", 4, feature, FAILED),
-            ("global_tdp_api_test", "npt", 0, private, PASSED),
-            ("global_tdp_api_test", "npt, checked", 0, private, FAILED),
-            ("global_tdp_api_test, parameter=1", "ept", 0, private, PASSED),
-            ("global_tdp_uffd_test", "npt", 0, private, FAILED),
-            ("global_tdp_thread_test", "ept", 0, cpus, PASSED),
-            ("global_tdp_thread_test", "npt", 0, cpus, FAILED),
-            ("global_tdp_thread_test", "ept", 0, cpus + "ok 8 # SKIP signals\n", FAILED),
-        ):
-            found = tests.expect(judge(name, ended(status, said)), machine)
-            self.assertIs(found.state, state, (name, machine))
-
-    def test_each_that_is_named_is_there(self) -> None:
-        """Else it would be run no more, or not as it is to be; and it says what may skip."""
-        data = tests.DATA
-        ours = {name for names in (tests._OURS | tests.ON_MACHINES).values() for name in names}
-        ours |= {name for parts in data["variants"].values() for name in parts}
-        ours.update(
-            *(data[key] for key in ("in_turns", "by_parameter", "delayed", "ept_parts"))
-        )
-        ours.update(tests._SECONDS, *map(str.split, data["moved"].values()))
-        programs = {f"x86_64/global_tdp_{name}_test" for name in ours}
-        for name in programs | {*data["mapped"], *tests._PRIVATE}:
-            self.assertTrue(selftests.source_of(name).exists(), name)
-        for name, skips in data["skips"].items():
-            text = selftests.source_of(f"x86_64/global_tdp_{name}_test").read_text()
-            for said, lack in skips.items():
-                self.assertIn(said.removeprefix("No /proc/thread-self/"), text)
-                self.assertTrue(any(lack in lacking for lacking in tests.LACKS.values()))
-
-    def test_parts_of_the_suite_ask(self) -> None:
-        """Whatever machine they boot."""
-        skipped = judge("global_tdp_api_test", ended(4, "1..0 # SKIP - no KVM\n"))
-        done = Report({skipped.name: skipped})
-        chosen = [Test(skipped.name, ())]
-        with (
-            mock.patch.object(tests, "on_machine", return_value=chosen),
-            mock.patch.object(suite.probes, "build"),
-            mock.patch.object(machines, "on_npt", return_value=done),
-            mock.patch.object(machines, "on_ept", return_value=done),
-        ):
-            for found in (
-                suite._npt(lambda _: chosen, ["a"], suite.OFF),
-                suite._ept(lambda _: chosen, ["a"]),
-                suite._ept(lambda _: chosen, [], "ept, 2 CPUs"),
-                suite._kind("4level", ["a"]),
-                suite._inside("tools", lambda **_: chosen, suite.ON),
-            ):
-                self.assertEqual([each.state for each in found], [FAILED])
+def test_skips_have_a_reason_and_are_failures_of_what_must_run() -> None:
+    text = "1..0 # SKIP - Requirement not met: kvm_cpu_has(X86_FEATURE_VMX)\n"
+    assert "FEATURE_VMX" in of_test(4, text).reason
+    assert of_test(4).reason
+    assert of_test(4, "\nno such CPU\n").reason == "no such CPU"
+    must = must_run(LEFT)
+    assert (must.state, "no such CPU" in must.reason) == (FAILED, True)
+    assert must_run(GOOD) == GOOD
+    assert "b" in HALF.reason
 
 
-class Chosen(unittest.TestCase):
-    """What is run where, of programs that were built."""
-
-    def setUp(self) -> None:
-        self.enterContext(redirect_stdout(io.StringIO()))
-        self.build("api", "churn", "dirty", "follow", "vma")
-
-    def build(self, *ours: str) -> None:
-        own = ["a_test", "dirty_log_perf_test", "dirty_log_test"]
-        own += [f"x86_64/{name}" for name in ("xen_vmcall_test", "smm_test", "hyperv_cpuid")]
-        programs = [*own, *(f"x86_64/global_tdp_{name}_test" for name in ours)]
-        self.enterContext(mock.patch.object(selftests, "programs", return_value=programs))
-
-    @staticmethod
-    def names(chosen: Sequence[Test]) -> list[str]:
-        return [test.name.replace("global_tdp_", "").replace("_test", "") for test in chosen]
-
-    def test_whatever_is_not_known_to_be_of_cpus_is_of_memory(self) -> None:
-        first, perf, ring, last = self.names(tests.of_memory())
-        self.assertEqual([first, perf.partition(" ")[0], last], ["a", "dirty_log_perf", "smm"])
-        self.assertIn("dirty_log -M dirty-ring", ring)
-        # Of the longest, two were left out.
-        self.assertEqual(len(tests.of_memory(every=True)), 6)
-
-    def test_churn_is_plain_on_another_machine(self) -> None:
-        churn = "global_tdp_churn_test"
-        (late,) = (name for name in self.names(tests.on_npt()) if "churn" in name)
-        self.assertIn("late", late)
-        self.assertIn("churn", self.names(tests.on_machine("4cpus")))
-        self.assertIn("churn", self.names(tests.on_npt([churn])))
-
-    def test_random_tests_have_another_seed_for_each_commit(self) -> None:
-        """Or the one that is wanted; also where they are run late, or in another machine."""
-        self.addCleanup(tests.seed.cache_clear)
-        git = mock.Mock()
-        git.commit.side_effect = ["0123abcdef", "4567abcdef"]
-        for given, wanted in (("", "0x0123abcd"), ("", "0x4567abcd"), ("0x7", "0x7")):
-            tests.seed.cache_clear()
-            with (
-                mock.patch.dict(tests.os.environ, SEED=given),
-                mock.patch.object(tests, "Git", return_value=git),
-                redirect_stdout(io.StringIO()) as out,
-            ):
-                found = [*tests.on_npt(["global_tdp_churn_test"]), *tests.on_machine("4cpus")]
-            self.assertIn(f"SEED={wanted}", out.getvalue())
-            of_churn = [test for test in found if "churn" in test.name]
-            self.assertEqual(len(of_churn), 3)
-            for test in of_churn:
-                self.assertEqual(test.argv[-2:], ("-s", wanted))
-                self.assertIn('"$0" "$@"', test.argv[2]) if len(test.argv) > 4 else None
-
-    def test_random_tests_take_a_seed(self) -> None:
-        """And have no other one, e.g. of the process."""
-        for name in tests._OURS["random"]:
-            source = selftests.source_of(f"x86_64/global_tdp_{name}_test").read_text()
-            taken = re.search(r'getopt\(argc, argv, "[a-z:]*s:', source)
-            self.assertTrue(taken, f"{name} takes no seed")
-            for seed in re.findall(r"= new_\w+_random_state\((.*)\);", source):
-                self.assertRegex(seed, r"^(guest|kvm)_random_seed\b", name)
-
-    def test_what_is_run_once_is_each_but_those_of_minutes(self) -> None:
-        """By machine; the inner loop is spared more."""
-        lanes = [self.names(lane) for lane in tests.inner(3)]
-        self.assertEqual(lanes, [["follow"], ["api"], ["dirty", "vma"]])
-        self.build("api", "churn", "manners")
-        names = [name for lane in tests.spread(2) for name in self.names(lane)]
-        self.assertCountEqual(names, ["api"])
-
-    def test_on_ept(self) -> None:
-        """Little, or all; races only by several CPUs, or if they are wanted."""
-        level = "level, EPT of 5 levels"
-        self.build("api", "churn", "dirty", "level", "notifier", "vma")
-        some, ring = [*self.names(tests.all_on_ept(every=False))], "dirty_log -M dirty-ring"
-        self.assertEqual(some.pop(-2).partition(" -I")[0], ring)
-        late = ["notifier, memory limit, eptad=0, traced"]
-        more = [*late, "api, allow_smaller_maxphyaddr=1, traced", "PML is on", level]
-        plain = ["api", "dirty, exact", "level", "notifier"]
-        self.assertEqual(some, [*plain, "dirty, exact, eptad=0, traced", *more])
-        every = self.names(tests.all_on_ept())
-        self.assertEqual(every[:5], ["api", "dirty", "level", "notifier", "vma"])
-        self.assertIn("dirty, eptad=0, traced", every)
-        self.assertIn("dirty_log -M dirty-log -i 3", every)
-        self.assertEqual(self.names(tests.no_ad()), late)
-        self.assertEqual(self.names(tests.on_ept(["global_tdp_churn_test"])), ["churn"])
-        (churn,) = tests.in_turns(["global_tdp_churn_test"])
-        self.assertEqual(churn.argv[-2], "-t")
-
-    def test_parts_are_there(self) -> None:
-        parts = tests.DATA["by_parameter"] | tests.DATA["ept_parts"]
-        for name, part in ((name, part) for name, part in parts.items() if part):
-            source = selftests.source_of(f"x86_64/global_tdp_{name}_test").read_text()
-            self.assertRegex(source, rf'"{part}', name)
+def test_what_a_program_says_of_its_parts_counts_more_than_its_status() -> None:
+    good = "Seed: 0x1\nTAP version 13\n1..3\nok 1 a\nok 2 # SKIP b\nok 3 c\n# Totals\n"
+    found = judge("t", ended(0, good), tap=True)
+    assert (found.state, found.parts) == (PASSED, ("b",))
+    bad = [good.replace("ok 3", other) for other in ("not ok 3", "3", "ok 2")]
+    bad += [good.replace("1..3\n", ""), f"{good}Bail out! x\n"]
+    said = [(text, tap, FAILED) for text in bad for tap in (True, False)]
+    said += [(text, True, FAILED) for text in ("", "ok 1 a\n")]
+    said += [(text, False, PASSED) for text in ("", "1000 a\n", "ok, that is it\n", "ok 7 a\n")]
+    for text, tap, state in said:
+        assert judge("t", ended(0, text), tap=tap).state is state, (text, tap)
 
 
-class Built(unittest.TestCase):
-    """Programs, of which none is to be left out or taken for another one's by chance."""
-
-    def setUp(self) -> None:
-        scratch = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.built, self.sources = scratch / "selftests", scratch / "linux" / selftests.SOURCE
-        self.enterContext(mock.patch.object(selftests, "SELFTESTS", self.built))
-        for name in ("a_test", "x86_64/b_test", "x86_64/smm", "arm64/c_test"):
-            source = self.sources / f"{name}.c"
-            source.parent.mkdir(parents=True, exist_ok=True)
-            source.touch()
-            if "arm" not in name:
-                self.build(name)
-
-    def build(self, name: str) -> None:
-        program = self.built / name
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.with_name(f"{program.name}.d").touch()
-        program.touch(0o755)
-
-    def test_what_has_no_source_any_more_is_not_run(self) -> None:
-        self.build("x86_64/gone_test")
-        self.assertEqual(selftests.programs(), ["a_test", "x86_64/b_test", "x86_64/smm"])
-
-    def test_a_test_that_was_not_built_is_an_error(self) -> None:
-        (self.built / "x86_64/b_test").unlink()
-        with self.assertRaisesRegex(LabError, "1 tests .* not built: x86_64/b_test"):
-            selftests.programs()
-
-    def test_what_newer_kernels_call_x86(self) -> None:
-        (self.sources / "x86_64").rename(self.sources / "x86")
-        self.build("x86_64/gone_test")
-        self.assertEqual(selftests.programs(), ["a_test", "x86_64/b_test", "x86_64/smm"])
+def test_which_say_so_is_known_by_their_sources() -> None:
+    """Of both kinds; a new test of the series is to have parts, or to be named here."""
+    programs = ("x86_64/sync_regs_test", "kvm_binary_stats_test", "x86_64/smm_test")
+    assert [tests._test(each).tap for each in programs] == [True, True, False]
+    folder = selftests.source_of("x86_64/global_tdp_api_test").parent
+    ours = {f"x86_64/{path.stem}" for path in folder.glob("global_tdp_*_test.c")}
+    silent = {each[18:-5] for each in ours if not selftests.prints_tap(each)}
+    assert silent == {"budget", "churn", "giant", "level", "numa"}
 
 
-class _Suite(unittest.TestCase):
-    """With steps that say what they do, and builders that build nothing."""
+def test_shows_what_failed_first() -> None:
+    """A child's assertion, before the one of its parent that fails for it."""
+    place = "child.c:1: a == b"
+    said = f"{ASSERTION}{place}\n" + "     1 parent\n" * 20
+    shown = tail(f"TAP version 13\n{said}")
+    assert place in shown and "TAP" not in shown
+    assert place not in tail(said + "more\n" * 100)
+    assert tail("ok\n" * 100) == "\n".join(["ok"] * 12)
 
-    def setUp(self) -> None:
-        self.done: list[str] = []
-        scratch = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.enterContext(mock.patch.object(suite, "BUILD", scratch))
-        for module in (suite.selftests, suite.restore, suite.modules):
-            self.enterContext(mock.patch.object(module, "build"))
-        self.enterContext(mock.patch.object(suite.tree, "ensure"))
-        folder = selftests.source_of("x").parent
-        names = [path.stem for path in folder.glob("*_test.c")]
-        names += [f"x86_64/{path.stem}" for path in folder.glob("x86*/*_test.c")]
-        self.enterContext(mock.patch.object(selftests, "programs", return_value=sorted(names)))
-        self.enterContext(mock.patch.object(suite, "VERSIONS", (VERSION,)))
-        self.out = self.enterContext(redirect_stdout(io.StringIO()))
-        self.enterContext(redirect_stderr(io.StringIO()))
-        self.addCleanup(suite.runs.STOPPING.clear)
+
+def test_what_may_skip_on_which_machine() -> None:
+    """A whole test, with status 4, or a part of it."""
+    faults = "1..0 # SKIP - No /proc/thread-self/fail-nth: wants CONFIG_FAULT_INJECTION\n"
+    feature = "1..0 # SKIP - Requirement not met: kvm_check_cap(KVM_CAP_GLOBAL_TDP)\n"
+    private, cpus = "ok 1 # SKIP private memory\n", "ok 7 # SKIP CPUs\n"
+    for name, where, status, said, state in (
+        ("fail_test", ("npt", "npt, checked", "ept"), 4, faults, SKIPPED),
+        ("fail_test", ("ept",), 254, faults, FAILED),
+        ("fail_test", ("npt",), 4, feature, FAILED),
+        ("api_test", ("npt",), 4, feature, FAILED),
+        ("reach_test", ("4level",), 4, feature, FAILED),
+        ("api_test", ("npt",), 0, "ok 1 a\n", PASSED),
+        ("PML is on", ("ept",), 4, feature, FAILED),
+        ("api_test", ("npt",), 0, private, PASSED),
+        ("api_test", ("npt, checked",), 0, private, FAILED),
+        ("api_test, parameter=1", ("ept",), 0, private, PASSED),
+        ("uffd_test", ("npt",), 0, private, FAILED),
+        ("thread_test", ("ept",), 0, cpus, PASSED),
+        ("thread_test", ("npt",), 0, cpus, FAILED),
+        ("thread_test", ("ept",), 0, cpus + "ok 8 # SKIP signals\n", FAILED),
+    ):
+        for machine in where:
+            outcome = judge(
+                f"global_tdp_{name}".replace("global_tdp_PML", "PML"), ended(status, said)
+            )
+            assert tests.expect(outcome, machine).state is state, (name, machine)
+
+
+def build(monkeypatch: pytest.MonkeyPatch, *ours: str) -> None:
+    """Have programs of the kernel, and those of the series that are named."""
+    own = ["a_test", "dirty_log_perf_test", "dirty_log_test"]
+    own += [f"x86_64/{name}" for name in ("xen_vmcall_test", "smm_test", "hyperv_cpuid")]
+    programs = [*own, *(f"x86_64/global_tdp_{name}_test" for name in ours)]
+    monkeypatch.setattr(selftests, "programs", lambda: programs)
+
+
+def test_each_that_is_named_is_there() -> None:
+    """Else it would be run no more, or not as it is to be; and it says what may skip."""
+    data = tests.DATA
+    ours = {name for names in (tests._OURS | tests.ON_MACHINES).values() for name in names}
+    ours |= {name for parts in data["variants"].values() for name in parts}
+    ours.update(*(data[key] for key in ("in_turns", "by_parameter", "delayed", "ept_parts")))
+    ours.update(tests._SECONDS, *map(str.split, data["moved"].values()))
+    programs = {f"x86_64/global_tdp_{name}_test" for name in ours}
+    for name in programs | {*data["mapped"], *tests._PRIVATE}:
+        assert selftests.source_of(name).exists(), name
+    for name, skips in data["skips"].items():
+        for said, lack in skips.items():
+            assert said.removeprefix("No /proc/thread-self/") in source(name)
+            assert any(lack in lacking for lacking in tests.LACKS.values())
+    for name, part in (data["by_parameter"] | data["ept_parts"]).items():
+        assert not part or f'"{part}' in source(name), name
+
+
+def test_parts_of_the_suite_ask_whatever_machine_they_boot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    skipped = judge("global_tdp_api_test", ended(4, "1..0 # SKIP - no KVM\n"))
+    done, chosen = Report({skipped.name: skipped}), [Test(skipped.name, ())]
+    monkeypatch.setattr(tests, "on_machine", lambda *_, **__: chosen)
+    monkeypatch.setattr(suite.probes, "build", lambda: None)
+    for name in ("on_npt", "on_ept"):
+        monkeypatch.setattr(machines, name, lambda *_, **__: done)
+    for found in (
+        suite._npt(lambda _: chosen, ["a"], suite.OFF),
+        suite._ept(lambda _: chosen, ["a"]),
+        suite._ept(lambda _: chosen, [], "ept, 2 CPUs"),
+        suite._kind("4level", ["a"]),
+        suite._inside("tools", lambda **_: chosen, suite.ON),
+    ):
+        assert [each.state for each in found] == [FAILED]
+
+
+CHURN = "global_tdp_churn_test"
+
+
+def names(chosen: Sequence[Test]) -> list[str]:
+    """Return their names, short."""
+    return [test.name.replace("global_tdp_", "").replace("_test", "") for test in chosen]
+
+
+def test_what_is_chosen_of_what_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    build(monkeypatch, "api", "churn", "dirty", "follow", "vma")
+    # Whatever is not known to be of CPUs is of memory; of the longest, two are left out.
+    first, perf, ring, last = names(tests.of_memory())
+    assert [first, perf.partition(" ")[0], last] == ["a", "dirty_log_perf", "smm"]
+    assert "dirty_log -M dirty-ring" in ring
+    assert len(tests.of_memory(every=True)) == 6
+    # Churn is plain on another machine.
+    (late,) = (name for name in names(tests.on_npt()) if "churn" in name)
+    assert "late" in late
+    assert "churn" in names(tests.on_machine("4cpus"))
+    assert "churn" in names(tests.on_npt([CHURN]))
+    # What is run once, by machine; the inner loop is spared more.
+    assert [*map(names, tests.inner(3))] == [["follow"], ["api"], ["dirty", "vma"]]
+    build(monkeypatch, "api", "churn", "manners")
+    assert [name for lane in tests.spread(2) for name in names(lane)] == ["api"]
+
+
+def test_what_is_chosen_on_ept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little, or all; races only by several CPUs, or if they are wanted."""
+    build(monkeypatch, "api", "churn", "dirty", "level", "notifier", "vma")
+    some = names(tests.all_on_ept(every=False))
+    assert some.pop(-2).partition(" -I")[0] == "dirty_log -M dirty-ring"
+    late = ["notifier, memory limit, eptad=0, traced"]
+    more = ["api, allow_smaller_maxphyaddr=1, traced", "PML is on", "level, EPT of 5 levels"]
+    plain = ["api", "dirty, exact", "level", "notifier"]
+    assert some == [*plain, "dirty, exact, eptad=0, traced", *late, *more]
+    every = names(tests.all_on_ept())
+    assert every[:5] == ["api", "dirty", "level", "notifier", "vma"]
+    assert {"dirty, eptad=0, traced", "dirty_log -M dirty-log -i 3"} <= {*every}
+    assert names(tests.no_ad()) == late
+    assert names(tests.on_ept([CHURN])) == ["churn"]
+    (churn,) = tests.in_turns([CHURN])
+    assert churn.argv[-2] == "-t"
+
+
+def test_random_tests_have_another_seed_for_each_commit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or the one that is wanted; also where they are run late, or in another machine."""
+    build(monkeypatch, "churn")
+    git = mock.Mock()
+    git.commit.side_effect = ["0123abcdef", "4567abcdef"]
+    monkeypatch.setattr(tests, "Git", lambda *_: git)
+    monkeypatch.setattr(tests, "seed", cache(tests.seed.__wrapped__))
+    for given, wanted in (("", "0x0123abcd"), ("", "0x4567abcd"), ("0x7", "0x7")):
+        tests.seed.cache_clear()
+        monkeypatch.setenv("SEED", given)
+        found = [*tests.on_npt([CHURN]), *tests.on_machine("4cpus")]
+        assert f"SEED={wanted}" in capsys.readouterr().out
+        of_churn = [test.argv for test in found if "churn" in test.name]
+        assert [argv[-2:] for argv in of_churn] == [("-s", wanted)] * 3
+        assert all('"$0" "$@"' in argv[2] for argv in of_churn if len(argv) > 4)
+
+
+def test_random_tests_take_a_seed() -> None:
+    """And have no other one, e.g. of the process."""
+    for name in tests._OURS["random"]:
+        assert re.search(r'getopt\(argc, argv, "[a-z:]*s:', source(name)), name
+        for seed in re.findall(r"= new_\w+_random_state\((.*)\);", source(name)):
+            assert re.match(r"(guest|kvm)_random_seed\b", seed), name
+
+
+def test_no_program_is_left_out_or_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without a source is not run; newer kernels call its folder x86."""
+    built, sources = tmp_path / "selftests", tmp_path / "linux" / selftests.SOURCE
+    monkeypatch.setattr(selftests, "SELFTESTS", built)
+    known = ["a_test", "x86_64/b_test", "x86_64/smm"]
+    made = [*(sources / f"{name}.c" for name in (*known, "arm64/c_test"))]
+    for name in (*known, "x86_64/gone_test"):
+        made += [built / name, built / f"{name}.d"]
+    for path in made:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o755)
+    assert selftests.programs() == known
+    (sources / "x86_64").rename(sources / "x86")
+    assert selftests.programs() == known
+    (sources / "x86").rename(sources / "x86_64")
+    (built / "x86_64/b_test").unlink()
+    with pytest.raises(LabError, match=r"1 tests .* not built: x86_64/b_test"):
+        selftests.programs()
+
+
+@dataclass
+class Bed:
+    """Has steps that say what they do, and builders that build nothing."""
+
+    capsys: pytest.CaptureFixture[str]
+    done: list[str] = field(default_factory=list)
+    asked: list[list[str]] = field(default_factory=list)
 
     def step(self, title: str, wait: threading.Event | None = None, **more: int) -> suite.Step:
         def do() -> list[Outcome]:
@@ -345,517 +305,437 @@ class _Suite(unittest.TestCase):
 
         return suite.Step(title, do, **more)
 
-    def run_suite(self, *arguments: str, every: bool = False) -> int:
+    def run(self, *arguments: str, every: bool = False) -> int:
         parser = argparse.ArgumentParser()
         suite.configure(parser)
         parser.set_defaults(every=every)
         return suite.run(parser.parse_args(arguments))
 
-    def said(self) -> list[str]:
-        return [" ".join(line.split()) for line in self.out.getvalue().splitlines()]
-
-
-class Order(_Suite):
-    """Of builds and machines."""
-
-    def run_all(self, steps: Sequence[suite.Step]) -> int:
-        return report.show(suite._run(steps, build=True))
-
-    def test_long_ones_go_on_while_those_with_assertions_are_built(self) -> None:
-        """And early ones while everything is."""
-        built, early = threading.Event(), threading.Event()
-        steps = [
-            self.step("checked", checked=True),
-            self.step("long", built, minutes=7),
-            suite.Step("early", lambda: early.set() or [outcome(PASSED)], early=True),
-        ]
-
-        def build(*, checked: bool = False) -> None:
-            self.assertTrue(early.wait(60))
-            self.done.append(f"build, {checked}")
-            if checked:
-                built.set()
-
-        with mock.patch.object(suite.modules, "build", build):
-            self.assertEqual(self.run_all(steps), 0)
-        self.assertEqual(self.done[:2], ["build, False", "build, True"])
-        self.assertEqual(set(self.done[2:]), {"checked", "long"})
-
-    def test_a_step_that_runs_nothing_is_a_failure(self) -> None:
-        """But if tests are named, which may be of other steps."""
-        steps = [self.step("one"), suite.Step("other", list)]
-        self.assertEqual(self.run_all(steps), 1)
-        self.assertEqual(
-            report.show(suite._run(steps, build=True, wanted=["global_tdp_api_test"])), 0
-        )
-
-    def test_a_longer_one_with_assertions_goes_before_what_is_shorter(self) -> None:
-        steps = [
-            self.step("shorter", minutes=5),
-            self.step("checked", checked=True, minutes=7),
-            self.step("longest", minutes=9),
-        ]
-        with mock.patch.object(suite.os, "sched_getaffinity", return_value={0}):
-            self.assertEqual(self.run_all(steps), 0)
-        self.assertEqual(self.done, ["longest", "checked", "shorter"])
-
-    def test_lint_looks_at_what_was_built(self) -> None:
-        suite.modules.build.side_effect = lambda **_: self.done.append("build")
-        lint = self.step("lint")
-        with mock.patch.object(suite, "_steps", return_value={"lint": [lint]}):
-            self.assertEqual(self.run_suite("--only", "lint"), 0)
-        self.assertEqual(self.done, ["build", "lint"])
-
-    def test_what_does_not_build_is_a_failure(self) -> None:
-        stopping = suite.runs.STOPPING
-        steps = [self.step("short", checked=True), self.step("long", stopping, minutes=7)]
-        wrong = LabError("no compiler")
-        suite.modules.build.side_effect = wrong
-        self.assertEqual(self.run_all(steps), 1)
-        self.assertEqual(self.done, [])
-        stopping.clear()
-        suite.modules.build.side_effect = (None, wrong)
-        self.assertEqual(self.run_all(steps), 1)
-        self.assertEqual(self.done, ["long"])
-
-
-class Whole(_Suite):
-    """Each test of the tree, or of the series, is run, or it is said that it is not."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.enterContext(mock.patch.object(suite, "_lint", return_value=[outcome(PASSED)]))
-        self.enterContext(mock.patch.object(unit, "run", return_value=[outcome(PASSED)]))
-        self.enterContext(mock.patch.object(suite.probes, "build"))
-        for where in ("on_npt", "on_ept"):
-            self.enterContext(mock.patch.object(machines, where, self.passing))
-
-    def passing(self, _: str, chosen: Sequence[Test], *__: object, **___: object) -> Report:
-        names = [test.name for test in chosen]
-        self.done += names
-        return Report({name: Outcome(name, PASSED) for name in names})
-
-    def test_whatever_make_test_does_is_done_with_what_was_moved(self) -> None:
-        self.assertEqual(self.run_suite(), 0)
-        some, self.done = set(self.done), []
-        self.assertEqual(self.run_suite(every=True), 0)
-        # The whole of a test instead of a part.
-        parts = {name.split(", ")[1] for name in some - set(self.done)}
-        self.assertEqual(parts, {*tests.DATA["ept_parts"].values()})
-        for name in ("dirty_log_test -M dirty-log -i 3", "smm_test", "xen_vmcall_test"):
-            self.assertEqual((name in some, name in self.done), (name == "smm_test", True))
-
-    def test_one_that_is_in_no_part(self) -> None:
-        """Of the series, or of the kernel, where all are run."""
-        delayed = {name: how for name, how in tests.DATA["delayed"].items() if name != "churn"}
-        series = (
-            mock.patch.dict(tests.DATA, delayed=delayed, moved={}),
-            mock.patch.dict(tests.ON_MACHINES, {"4level": ["giant"], "4cpus": ["dirty"]}),
-            mock.patch.dict(tests.DATA["in_turns"], clear=True, nx=""),
-        )
-        kernel = (mock.patch.object(suite.compare, "judge", return_value=[outcome(PASSED)]),)
-        for less, every, status in (
-            (series, False, 1),
-            (series, True, 1),
-            (kernel, False, 0),
-            (kernel, True, 1),
-        ):
-            with ExitStack() as stack:
-                for each in less:
-                    stack.enter_context(each)
-                self.assertEqual(self.run_suite(every=every), status, (less, every))
-            if status:
-                self.assertIn("in no part", self.out.getvalue())
-
-
-class Newer(_Suite):
-    """Another series' tests, by a process of its own, beside those of this one."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.enterContext(mock.patch.object(suite, "VERSIONS", (VERSION, "9.9")))
-        self.enterContext(mock.patch.object(suite.os, "geteuid", return_value=0))
-        steps = {"npt": [self.step("own")]}
-        self.enterContext(mock.patch.object(suite, "_steps", return_value=steps))
-        self.enterContext(mock.patch.object(suite, "_whole", return_value=[]))
-        self.asked: list[list[str]] = []
-
-    def run_it(
-        self, *arguments: str, ends: Callable[[list[str]], int], every: bool = False
+    def run_newer(
+        self, ends: Callable[[list[str]], int], *arguments: str, every: bool = False
     ) -> int:
-        """Return the status; `ends` is what other processes end with."""
+        """Return the status; `ends` is what processes of another series end with."""
 
         def other(version: str, command: Sequence[str], _: float = 0) -> int:
-            self.assertEqual(version, "9.9")
+            assert version == "9.9"
             self.asked.append([*command])
             return ends(self.asked[-1])
 
         with mock.patch.object(suite, "_other", other):
-            return self.run_suite(*arguments, every=every)
+            return self.run(*arguments, every=every)
 
-    @staticmethod
-    def telling(status: int, *outcomes: Outcome) -> Callable[[list[str]], int]:
-        def ends(command: list[str]) -> int:
-            if "--outcomes" not in command:
-                return 0
-            report.save(Path(command[-1]), [Part("npt", [*outcomes], 2)])
-            return status
-
-        return ends
-
-    def test_what_came_of_it_counts(self) -> None:
-        found = (
-            Outcome("a", PASSED, 1.5, parts=("b",)),
-            Outcome("c", SKIPPED),
-            Outcome("d", FAILED, reason="late", output="log"),
-        )
-        self.assertEqual(self.run_it(ends=self.telling(1, *found)), 1)
-        said = self.said()
-        self.assertIn("failed: Linux 9.9: npt: d", said)
-        self.assertEqual(said[-1], "2 passed, 1 failed, 1 skipped")
-        self.assertEqual(sum("passed, " in line for line in said), 1)
-        # Before that, each kind apart.
-        for line in ("own 1 0 0", "Linux 9.9: npt 1 1 1"):
-            self.assertIn(line, said)
-        self.assertEqual(self.asked[0], ["sh", "lab/setup.sh"])
-
-    def test_parts_of_it_or_all(self) -> None:
-        for every in (False, True):
-            self.run_it(ends=self.telling(0, outcome(PASSED)), every=every)
-            self.assertEqual("all" in self.asked[-1], every)
-            self.assertEqual("--only" in self.asked[-1], not every)
-
-    def test_it_goes_on_beside_all_that_is_built(self) -> None:
-        begun, done = threading.Event(), threading.Event()
-
-        def tree(_: Sequence[str]) -> int:
-            begun.set()
-            return 0 if done.wait(60) else 1
-
-        suite.selftests.build.side_effect = lambda: begun.wait(60) and done.set()
-        self.run_it(ends=tree)
-        self.assertTrue(done.is_set())
-
-    def test_what_does_not_fit_is_a_failure(self) -> None:
-        """It says nothing, or another thing than its status."""
-        passed = outcome(PASSED)
-        for ends, count in (
-            (lambda _: 0, 1),
-            (self.telling(1), 1),
-            (self.telling(1, passed), 2),
-            (self.telling(0, passed, outcome(FAILED)), 2),
-        ):
-            self.assertEqual(self.run_it(ends=ends), 1)
-            self.assertRegex(self.said()[-1], f"^{count} passed, [12] failed")
-
-    def test_what_keeps_it_is_known_before(self) -> None:
-        """A Debian that has it no more ends with 1, too: it is not to vanish unseen."""
-        for user in (0, 1):
-            self.asked.clear()
-            with mock.patch.object(suite.os, "geteuid", return_value=user):
-                self.assertEqual(self.run_it(ends=lambda _: 1), 1)
-            self.assertEqual(self.said()[-1], report.last_line(Counter({PASSED: 1, FAILED: 1})))
-            self.assertEqual(len(self.asked), int(not user))
-
-    def test_it_is_left_out_if_that_is_asked_for(self) -> None:
-        for arguments in (
-            ("--only", "npt"),
-            ("--tests", "global_tdp_api_test"),
-            ("--without", "newer"),
-        ):
-            self.assertEqual(self.run_it(*arguments, ends=lambda _: 1), 0)
-        self.assertEqual(self.asked, [])
-
-    def test_outcomes_are_written_with_the_status(self) -> None:
-        path = suite.BUILD / "outcomes"
-        for state in (PASSED, FAILED):
-            step = suite.Step("own", lambda state=state: [outcome(state)])
-            suite._steps.return_value = {"npt": [step]}
-            status = self.run_it("--only", "npt", "--outcomes", str(path), ends=lambda _: 1)
-            self.assertEqual(status, int(state is FAILED))
-            self.assertEqual(report.load(path)[0].outcomes, [outcome(state)])
+    def said(self) -> list[str]:
+        """Return what was printed since it was asked last."""
+        return [" ".join(line.split()) for line in self.capsys.readouterr().out.splitlines()]
 
 
-class Died(unittest.TestCase):
-    """A machine, midway: what came of the tests before is known, the others go on."""
-
-    def report(self, *statuses: int | None, stop: str = "") -> tuple[Report, int]:
-        """Return of machines whose tests end so, or die, or die after one, and how many."""
-        left = list(statuses)
-
-        def run(commands: Sequence[Command], **_: object) -> Run:
-            done = Run(Path(), [])
-            for number, command in enumerate(commands):
-                done.results.append(Result(number, command.name, left.pop(0)))
-                if done.results[-1].status is None or command.name == stop:
-                    done.died = "it died"
-                    break
-            return done
-
-        with mock.patch.object(npt, "run", side_effect=run) as ran:
-            found = machines.on_npt("label", [Test(name, ("true",)) for name in "abc"])
-        return found, ran.call_count
-
-    def test_in_a_test(self) -> None:
-        for statuses, boots in (((0, None, 0), 2), ((None, None, None), 3)):
-            found, ran = self.report(*statuses)
-            self.assertEqual(ran, boots)
-            for name, status in zip("abc", statuses, strict=True):
-                outcome = found.outcomes[name]
-                self.assertIs(outcome.state, FAILED if status is None else PASSED)
-                self.assertEqual(outcome.reason, "it died" if status is None else "")
-
-    def test_between_tests(self) -> None:
-        """A death that no test was running in is a failure nevertheless."""
-        found, _ = self.report(0, 0, 0, stop="b")
-        self.assertEqual({each.state for each in found.outcomes.values()}, {PASSED})
-        self.assertEqual([each.name for each in found.splats], ["machine after b"])
+@pytest.fixture
+def bed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Bed:
+    """Build nothing."""
+    monkeypatch.setattr(suite, "BUILD", tmp_path)
+    for module in (suite.selftests, suite.restore, suite.modules):
+        monkeypatch.setattr(module, "build", mock.Mock())
+    monkeypatch.setattr(suite.tree, "ensure", mock.Mock())
+    folder = selftests.source_of("x").parent
+    programs = [path.stem for path in folder.glob("*_test.c")]
+    programs += [f"x86_64/{path.stem}" for path in folder.glob("x86*/*_test.c")]
+    monkeypatch.setattr(selftests, "programs", lambda: sorted(programs))
+    monkeypatch.setattr(suite, "VERSIONS", (VERSION,))
+    monkeypatch.setattr(suite.runs, "STOPPING", threading.Event())
+    return Bed(capsys)
 
 
-class Compare(unittest.TestCase):
-    """With stock modules."""
+def run_all(steps: Sequence[suite.Step], wanted: Sequence[str] = ()) -> int:
+    """Build and do steps."""
+    return report.show(suite._run(steps, build=True, wanted=wanted))
 
-    def verdict(self, stock: Outcome, ours: Outcome, test: Test = TEST) -> State | None:
-        """Return the verdict after one run on both; None: they are to be repeated."""
-        reports = (Report({TEST.name: found}) for found in (stock, ours))
-        clear, unclear = compare.compare([test], *reports)
-        self.assertEqual(len(clear) + len(unclear), 1)
-        return clear[0].state if clear else None
 
-    def test_one_run(self) -> None:
-        """Tells enough, or not: known to fail is what does so in the same way."""
-        other = replace(LEFT, reason="no other such CPU")
-        known = Test(TEST.name, (), known_to_fail="the CPU")
-        ways = (ELSEWHERE, SIGNAL, LATE, STUCK, LEFT, PART)
-        for stock, ours, test, state in (
-            *((each, GOOD, TEST, PASSED) for each in (GOOD, BAD, LEFT, HALF)),
-            (HALF, HALF, TEST, PASSED),
-            (LEFT, LEFT, TEST, SKIPPED),
-            (GOOD, GOOD, Test("t", (), left_out="slow"), SKIPPED),
-            *((GOOD, each, TEST, None) for each in (BAD, LEFT, HALF)),
-            *((LEFT, each, TEST, None) for each in (BAD, other)),
-            (BAD, BAD, TEST, None),
-            (BAD, BAD, known, SKIPPED),
-            (GOOD, BAD, known, None),
-            *((BAD, each, known, None) for each in ways),
-        ):
-            self.assertIs(self.verdict(stock, ours, test), state, (stock, ours))
+def test_long_ones_go_on_while_those_with_assertions_are_built(bed: Bed) -> None:
+    """And early ones while everything is."""
+    built, early = threading.Event(), threading.Event()
+    steps = [
+        bed.step("checked", checked=True),
+        bed.step("long", built, minutes=7),
+        suite.Step("early", lambda: early.set() or [outcome(PASSED)], early=True),
+    ]
 
-    def test_ways(self) -> None:
-        """Are told apart, but not by what is another in each run."""
-        all_of_them = (BAD, ELSEWHERE, PART, OTHER_PART, SIGNAL, LATE, STUCK, DEAD, LEFT, HALF)
-        self.assertEqual(len({found.way for found in all_of_them}), len(all_of_them))
-        self.assertEqual(GOOD.way, "")
-        text = BAD.output + "  Unhandled exception '0x{}' at guest RIP '0x4022fa'\n"
-        ways = {judge(TEST.name, ended(254, text.format(number))).way for number in (3, 14)}
-        self.assertEqual(len(ways | {BAD.way}), 3)
-        again = judge(TEST.name, ended(KILLED, seconds=130))
-        self.assertEqual(again.way, LATE.way)
-        again = judge(TEST.name, ended(None), "the guest died in the run; its console is b")
-        self.assertEqual(again.way, DEAD.way)
+    def build(*, checked: bool = False) -> None:
+        assert early.wait(60)
+        bed.done.append(f"build, {checked}")
+        if checked:
+            built.set()
 
-    def test_repeated(self) -> None:
-        """Five times on both: only what stock shows, too, and about as often, is excused."""
-        always, never, once = [BAD] * 5, [GOOD] * 5, [BAD, *[GOOD] * 4]
-        for ours, stock, state in (
-            (once, never, FAILED),
-            (always, never, FAILED),
-            (always, once, FAILED),
-            (always, [BAD, BAD, GOOD, GOOD, GOOD], FAILED),
-            (always, [BAD, BAD, BAD, GOOD, GOOD], SKIPPED),
-            (once, once, SKIPPED),
-            (once, always, SKIPPED),
-            (once, [ELSEWHERE] * 5, FAILED),
-            ([SIGNAL, *[BAD] * 4], always, FAILED),
-            ([BAD, BAD, BAD, BAD, STUCK], always, FAILED),
-            ([BAD, BAD, BAD, BAD, LATE], always, FAILED),
-            ([STUCK, *[GOOD] * 4], [GOOD, STUCK, *[GOOD] * 3], SKIPPED),
-            (always, [LEFT] * 5, FAILED),
-            ([LEFT] * 5, never, FAILED),
-            ([HALF] * 5, never, FAILED),
-            ([UNRUN] * 5, [UNRUN] * 5, FAILED),
-        ):
+    suite.modules.build.side_effect = build
+    assert run_all(steps) == 0
+    assert bed.done[:2] == ["build, False", "build, True"]
+    assert {*bed.done[2:]} == {"checked", "long"}
+
+
+def test_a_step_that_runs_nothing_is_a_failure(bed: Bed) -> None:
+    """But if tests are named, which may be of other steps."""
+    steps = [bed.step("one"), suite.Step("other", list)]
+    assert run_all(steps) == 1
+    assert run_all(steps, ["global_tdp_api_test"]) == 0
+
+
+def test_the_longest_goes_first_and_lint_after_the_build(bed: Bed) -> None:
+    """Also one with assertions before what is shorter."""
+    steps = [bed.step("shorter", minutes=5), bed.step("checked", checked=True, minutes=7)]
+    with mock.patch.object(suite.os, "sched_getaffinity", return_value={0}):
+        assert run_all([*steps, bed.step("longest", minutes=9)]) == 0
+    suite.modules.build.side_effect = lambda **_: bed.done.append("build")
+    with mock.patch.object(suite, "_steps", return_value={"lint": [bed.step("lint")]}):
+        assert bed.run("--only", "lint") == 0
+    assert bed.done == ["longest", "checked", "shorter", "build", "lint"]
+
+
+def test_what_does_not_build_is_a_failure(bed: Bed) -> None:
+    stopping, wrong = suite.runs.STOPPING, LabError("no compiler")
+    steps = [bed.step("short", checked=True), bed.step("long", stopping, minutes=7)]
+    for fails, done in (([wrong], []), ([None, wrong], ["long"])):
+        stopping.clear()
+        suite.modules.build.side_effect = fails
+        assert (run_all(steps), bed.done) == (1, done)
+
+
+@pytest.fixture
+def whole(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Bed:
+    """Have each test that is run pass, whatever machine runs it."""
+
+    def passing(_: str, chosen: Sequence[Test], *__: object, **___: object) -> Report:
+        ran = [test.name for test in chosen]
+        bed.done += ran
+        return Report({name: Outcome(name, PASSED) for name in ran})
+
+    for module, name in ((suite, "_lint"), (unit, "run")):
+        monkeypatch.setattr(module, name, lambda **_: [outcome(PASSED)])
+    monkeypatch.setattr(suite.probes, "build", mock.Mock())
+    monkeypatch.setattr(machines, "on_npt", passing)
+    monkeypatch.setattr(machines, "on_ept", passing)
+    return bed
+
+
+def test_whatever_make_test_does_is_done_with_what_was_moved(whole: Bed) -> None:
+    assert whole.run() == 0
+    some, whole.done = {*whole.done}, []
+    assert whole.run(every=True) == 0
+    # The whole of a test instead of a part.
+    parts = {name.split(", ")[1] for name in some - {*whole.done}}
+    assert parts == {*tests.DATA["ept_parts"].values()}
+    for name in ("dirty_log_test -M dirty-log -i 3", "smm_test", "xen_vmcall_test"):
+        assert (name in some, name in whole.done) == (name == "smm_test", True)
+
+
+def test_one_that_is_in_no_part(whole: Bed) -> None:
+    """Of the series, or of the kernel, where all are run."""
+    delayed = {name: how for name, how in tests.DATA["delayed"].items() if name != "churn"}
+    series = (
+        mock.patch.dict(tests.DATA, delayed=delayed, moved={}),
+        mock.patch.dict(tests.ON_MACHINES, {"4level": ["giant"], "4cpus": ["dirty"]}),
+        mock.patch.dict(tests.DATA["in_turns"], clear=True, nx=""),
+    )
+    kernel = (mock.patch.object(suite.compare, "judge", return_value=[outcome(PASSED)]),)
+    for less, every in ((series, False), (series, True), (kernel, False), (kernel, True)):
+        with ExitStack() as stack:
+            for each in less:
+                stack.enter_context(each)
+            status = whole.run(every=every)
+        assert status == int(every or less is series), (less, every)
+        assert ("in no part" in " ".join(whole.said())) == bool(status)
+
+
+@pytest.fixture
+def newer(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Bed:
+    """Have another series' tests, by a process of its own, beside those of this one."""
+    monkeypatch.setattr(suite, "VERSIONS", (VERSION, "9.9"))
+    monkeypatch.setattr(suite.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(suite, "_steps", mock.Mock(return_value={"npt": [bed.step("own")]}))
+    monkeypatch.setattr(suite, "_whole", lambda *_, **__: [])
+    return bed
+
+
+def telling(status: int, *outcomes: Outcome) -> Callable[[list[str]], int]:
+    """Return a process that writes these outcomes."""
+
+    def ends(command: list[str]) -> int:
+        if "--outcomes" not in command:
+            return 0
+        report.save(Path(command[-1]), [Part("npt", [*outcomes], 2)])
+        return status
+
+    return ends
+
+
+def test_what_came_of_another_series_counts(newer: Bed) -> None:
+    late = Outcome("d", FAILED, reason="late", output="log")
+    found = (Outcome("a", PASSED, 1.5, parts=("b",)), Outcome("c", SKIPPED), late)
+    assert newer.run_newer(telling(1, *found)) == 1
+    said = newer.said()
+    assert said[-1] == "2 passed, 1 failed, 1 skipped"
+    assert sum("passed, " in line for line in said) == 1
+    # Before that, each kind apart.
+    assert {"failed: Linux 9.9: npt: d", "own 1 0 0", "Linux 9.9: npt 1 1 1"} <= {*said}
+    assert newer.asked[0] == ["sh", "lab/setup.sh"]
+    for every in (False, True):
+        newer.run_newer(telling(0, GOOD), every=every)
+        assert ("all" in newer.asked[-1], "--only" in newer.asked[-1]) == (every, not every)
+
+
+def test_what_keeps_another_series(newer: Bed) -> None:
+    """It says nothing, or another thing than its status; or what is for it is not built."""
+    for ends, words, user, last, asked in (
+        (lambda _: 0, "", 0, "1 passed, 1 failed", 3),
+        (telling(1), "", 0, "1 passed, 1 failed", 3),
+        (telling(1, GOOD), "", 0, "2 passed, 1 failed", 3),
+        (telling(0, GOOD, outcome(FAILED)), "", 0, "2 passed, 2 failed", 3),
+        (lambda _: 1, "", 0, "1 passed, 1 failed", 1),
+        (lambda _: 1, "", 1, "1 passed, 1 failed", 0),
+        # It is left out if that is asked for.
+        (lambda _: 1, "--only npt", 0, "1 passed, 0 failed", 0),
+        (lambda _: 1, "--tests global_tdp_api_test", 0, "1 passed, 0 failed", 0),
+        (lambda _: 1, "--without newer", 0, "1 passed, 0 failed", 0),
+    ):
+        newer.asked.clear()
+        with mock.patch.object(suite.os, "geteuid", return_value=user):
+            status = newer.run_newer(ends, *words.split())
+        assert status == int("0 failed" not in last)
+        assert (newer.said()[-1], len(newer.asked)) == (f"{last}, 0 skipped", asked), last
+
+
+def test_another_series_goes_on_beside_all_that_is_built(newer: Bed) -> None:
+    begun, done = threading.Event(), threading.Event()
+    suite.selftests.build.side_effect = lambda: begun.wait(60) and done.set()
+    newer.run_newer(lambda _: begun.set() or int(not done.wait(60)))
+    assert done.is_set()
+
+
+@pytest.mark.parametrize("state", [PASSED, FAILED])
+def test_outcomes_are_written_with_the_status(newer: Bed, tmp_path: Path, state: State) -> None:
+    suite._steps.return_value = {"npt": [suite.Step("own", lambda: [outcome(state)])]}
+    path = tmp_path / "outcomes"
+    assert newer.run("--only", "npt", "--outcomes", str(path)) == int(state is FAILED)
+    assert report.load(path)[0].outcomes == [outcome(state)]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "stop", "boots", "splats"),
+    [
+        ((0, None, 0), "", 2, []),
+        ((None, None, None), "", 3, []),
+        # A death that no test was running in is a failure nevertheless.
+        ((0, 0, 0), "b", 2, ["machine after b"]),
+    ],
+)
+def test_a_machine_that_died_midway(
+    statuses: Sequence[int | None], stop: str, boots: int, splats: list[str]
+) -> None:
+    """What came of the tests before is known, the others go on."""
+    left = [*statuses]
+
+    def run(commands: Sequence[Command], **_: object) -> Run:
+        done = Run(Path(), [])
+        for number, command in enumerate(commands):
+            done.results.append(Result(number, command.name, left.pop(0)))
+            if done.results[-1].status is None or command.name == stop:
+                done.died = "it died"
+                break
+        return done
+
+    with mock.patch.object(npt, "run", side_effect=run) as ran:
+        found = machines.on_npt("label", [Test(name, ("true",)) for name in "abc"])
+    assert (ran.call_count, [each.name for each in found.splats]) == (boots, splats)
+    wanted = [(FAILED, "it died") if status is None else (PASSED, "") for status in statuses]
+    assert [
+        (found.outcomes[name].state, found.outcomes[name].reason) for name in "abc"
+    ] == wanted
+
+
+def test_one_run_with_stock_modules() -> None:
+    """Tells enough, or not (None): known to fail is what does so in the same way."""
+    other, no = replace(LEFT, reason="no other such CPU"), Test("t", (), left_out="slow")
+    known = Test(TEST.name, (), known_to_fail="the CPU")
+    ways = (GOOD, ELSEWHERE, SIGNAL, LATE, STUCK, LEFT, PART)
+    for stock, all_ours, test, state in (
+        *((each, [GOOD], TEST, PASSED) for each in (GOOD, BAD, LEFT, HALF)),
+        (HALF, [HALF], TEST, PASSED),
+        (LEFT, [LEFT], TEST, SKIPPED),
+        (GOOD, [GOOD], no, SKIPPED),
+        (GOOD, [BAD, LEFT, HALF], TEST, None),
+        (LEFT, [BAD, other], TEST, None),
+        (BAD, [BAD], TEST, None),
+        (BAD, [BAD], known, SKIPPED),
+        (BAD, ways[1:], known, None),
+        (GOOD, [BAD], known, None),
+    ):
+        for ours in all_ours:
+            both = (Report({TEST.name: found}) for found in (stock, ours))
+            clear, unclear = compare.compare([test], *both)
+            assert [each.state for each in clear] + [None for _ in unclear] == [state], ours
+
+
+def test_ways_are_told_apart() -> None:
+    """But not by what is another in each run."""
+    all_of_them = (BAD, ELSEWHERE, PART, OTHER_PART, SIGNAL, LATE, STUCK, DEAD, LEFT, HALF)
+    assert len({found.way for found in all_of_them}) == len(all_of_them)
+    assert GOOD.way == ""
+    text = BAD.output + "  Unhandled exception '0x{}' at guest RIP '0x4022fa'\n"
+    assert len({BAD.way, *(of_test(254, text.format(number)).way for number in (3, 14))}) == 3
+    assert judge(TEST.name, ended(KILLED, seconds=130)).way == LATE.way
+    died = "the guest died in the run; its console is b"
+    assert of_test(None, died=died).way == DEAD.way
+
+
+def test_repeated() -> None:
+    """Five times on both: only what stock shows, too, and about as often, is excused."""
+    ways = {"G": GOOD, "B": BAD, "e": ELSEWHERE, "s": SIGNAL, "t": STUCK, "l": LATE}
+    ways |= {"n": LEFT, "h": HALF, "u": UNRUN}
+    for cases, state in (
+        ("BGGGG/GGGGG BBBBB/GGGGG BBBBB/BGGGG BBBBB/BBGGG BGGGG/eeeee sBBBB/BBBBB", FAILED),
+        ("BBBBt/BBBBB BBBBl/BBBBB BBBBB/nnnnn nnnnn/GGGGG hhhhh/GGGGG uuuuu/uuuuu", FAILED),
+        ("BBBBB/BBBGG BGGGG/BGGGG BGGGG/BBBBB tGGGG/GtGGG", SKIPPED),
+    ):
+        for case in cases.split():
+            ours, stock = ([ways[each] for each in runs] for runs in case.split("/"))
             verdict = compare.settle(ours, stock)
-            self.assertIs(verdict.state, state, (ours, stock))
-            self.assertIn(" of 5", verdict.reason)
+            assert (verdict.state, " of 5" in verdict.reason) == (state, True), case
 
-    def test_known_to_hang(self) -> None:
-        """Another run must pass, and nothing else may go wrong."""
-        where = "lab: after 120 s: 1 a_test in state S: kvm_vcpu_block kvm_vcpu_halt a b"
-        hung, elsewhere, locked = (
-            judge(TEST.name, ended(KILLED, text))
-            for text in (where, "b a", f"{where}\nlab: after 120 s: 1 a_test in state D: c\n")
+
+def test_known_to_hang() -> None:
+    """Another run must pass, and nothing else may go wrong; hangs make up for nothing."""
+    where = "lab: after 120 s: 1 a_test in state S: kvm_vcpu_block kvm_vcpu_halt a b"
+    locked = f"{where}\nlab: after 120 s: 1 a_test in state D: c\n"
+    ways = {"G": GOOD, "B": BAD, "d": of_test(None, where, f"{npt.STILL}; see a")}
+    ways |= {
+        way: of_test(KILLED, said)
+        for way, said in zip("hle", (where, locked, "b a"), strict=True)
+    }
+    for cases, state in (
+        ("hGGGG/GGGGG hhGGG/GGGGG", PASSED),
+        ("hhhGG/GGGGG hhhhh/GGGGG lGGGG/GGGGG dGGGG/GGGGG eGGGG/GGGGG hBGGG/GGGGG", FAILED),
+        ("BBBBB/Bhhhh hhhBB/BGGGG hBBBB/BBBBB", FAILED),
+    ):
+        for case in cases.split():
+            ours, stock = ([ways[each] for each in runs] for runs in case.split("/"))
+            verdict = compare.settle(ours, stock, "kvm_vcpu_halt a")
+            assert (verdict.state, " of " in verdict.reason) == (state, True), case
+            assert "GGGGG" not in case or compare.settle(ours, stock).state is FAILED, case
+
+
+@pytest.mark.parametrize("states", [(PASSED,), (FAILED, *[PASSED] * (compare.RUNS - 1))])
+def test_complaints_of_ours_only_count(states: Sequence[State]) -> None:
+    """Of repetitions, too; then all is run on stock modules, which may have the same."""
+    stocks, ours = reports(*[PASSED] * len(states)), reports(*states)
+
+    def found() -> list[str]:
+        runners = ((lambda _, n, all_of=all_of: all_of[n]) for all_of in (stocks, ours))
+        return [each.name for each in compare.judge([TEST], ours[0], *runners)]
+
+    assert found() == [TEST.name]
+    ours[-1].splats.append(Outcome("kernel log", FAILED, output="[ 1.0] BUG: ours"))
+    assert found() == [TEST.name, "kernel log"]
+    stocks[len(stocks) // 2].splats.append(replace(ours[-1].splats[0]))
+    assert found() == [TEST.name]
+    assert compare.judge([TEST], reports(PASSED)[0], *[mock.Mock()] * 2) == [GOOD]
+
+
+def test_the_first_run_on_stock_serves_all() -> None:
+    """Of the same test; repetitions are runs of their own."""
+    asked: list[tuple[list[str], int]] = []
+
+    def runner(chosen: Sequence[Test], number: int) -> Report:
+        asked.append((names(chosen), number))
+        return Report({test.name: outcome(PASSED) for test in chosen})
+
+    remembered = suite._remembered(runner)
+    for chosen, number in (("a", 0), ("ab", 0), ("ab", 0), ("a", 1), ("a", 2)):
+        found = remembered([Test(name, ()) for name in chosen], number)
+        assert {*chosen} <= {*found.outcomes}
+    assert asked == [(["a"], 0), (["b"], 0), (["a"], 1), (["a"], 2)]
+
+
+def test_complaints_that_are_alike() -> None:
+    """But for what is another in each run; an oops has the function in a later line."""
+    old = "[   {}.5] WARNING: CPU: {} PID: 77 at arch/x86/kvm/x86.c:{} f+0x1/0x2 [kvm]\n"
+    oops = "[ {}.0] Oops: int3: 0000 [#1]\nRIP: 0010:{}+0x1/0x2\n"
+    for text, same, other in (
+        (
+            old.format(1, 77, 99),
+            old.format(0, 5, 99).replace("12.5", "8.1"),
+            old.format(1, 77, 100),
+        ),
+        (oops.format(1, "f"), oops.format(2, "f"), oops.format(1, "g")),
+    ):
+        stock, ours = (
+            Report(splats=[Outcome("kernel log", FAILED, output=each) for each in texts])
+            for texts in ([text], [same, other])
         )
-        died = judge(TEST.name, ended(None, where), f"{npt.STILL}; see a")
-        for ours, state in (
-            ([hung, *[GOOD] * 4], PASSED),
-            ([hung, hung, GOOD, GOOD, GOOD], PASSED),
-            ([hung, hung, hung, GOOD, GOOD], FAILED),
-            ([hung] * 5, FAILED),
-            ([locked, *[GOOD] * 4], FAILED),
-            ([died, *[GOOD] * 4], FAILED),
-            ([elsewhere, *[GOOD] * 4], FAILED),
-            ([hung, BAD, *[GOOD] * 3], FAILED),
-        ):
-            verdict = compare.settle(ours, [GOOD] * 5, "kvm_vcpu_halt a")
-            self.assertIs(verdict.state, state, ours)
-            self.assertIs(compare.settle(ours, [GOOD] * 5).state, FAILED)
-            self.assertIn(" of ", verdict.reason)
-        # Hangs don't make up for what else goes wrong.
-        for ours, stock in (
-            ([BAD] * 5, [BAD, *[hung] * 4]),
-            ([hung, hung, hung, BAD, BAD], [BAD, *[GOOD] * 4]),
-            ([hung, *[BAD] * 4], [BAD] * 5),
-        ):
-            self.assertIs(compare.settle(ours, stock, "kvm_vcpu_halt a").state, FAILED, ours)
-
-    def test_complaints_of_ours_only_count(self) -> None:
-        """Of repetitions, too; then all is run on stock modules, which may have the same."""
-        for states in ((PASSED,), (FAILED, *[PASSED] * (compare.RUNS - 1))):
-            stocks = reports(*[PASSED] * len(states))
-            ours = reports(*states)
-
-            def names(stocks: list[Report] = stocks, ours: list[Report] = ours) -> list[str]:
-                runners = ((lambda _, n, all_of=all_of: all_of[n]) for all_of in (stocks, ours))
-                return [each.name for each in compare.judge([TEST], ours[0], *runners)]
-
-            self.assertEqual(names(), [TEST.name])
-            ours[-1].splats.append(Outcome("kernel log", FAILED, output="[ 1.0] BUG: ours"))
-            self.assertEqual(names(), [TEST.name, "kernel log"])
-            stocks[len(stocks) // 2].splats.append(replace(ours[-1].splats[0]))
-            self.assertEqual(names(), [TEST.name])
-        self.assertEqual(compare.judge([TEST], reports(PASSED)[0], *[mock.Mock()] * 2), [GOOD])
-
-    def test_the_first_run_on_stock_serves_all(self) -> None:
-        """Of the same test; repetitions are runs of their own."""
-        asked: list[tuple[list[str], int]] = []
-
-        def runner(chosen: Sequence[Test], number: int) -> Report:
-            asked.append(([test.name for test in chosen], number))
-            return Report({test.name: outcome(PASSED) for test in chosen})
-
-        remembered = suite._remembered(runner)
-        some, more = [Test("a", ())], [Test("a", ()), Test("b", ())]
-        for chosen, number in ((some, 0), (more, 0), (more, 0), (some, 1), (some, 2)):
-            self.assertLessEqual(
-                {t.name for t in chosen}, set(remembered(chosen, number).outcomes)
-            )
-        self.assertEqual(asked, [(["a"], 0), (["b"], 0), (["a"], 1), (["a"], 2)])
-
-    def test_complaints_that_are_alike(self) -> None:
-        """But for what is another in each run; an oops has the function in a later line."""
-        old = "[   12.5] WARNING: CPU: 1 PID: 77 at arch/x86/kvm/x86.c:99 f+0x1/0x2 [kvm]\n"
-        oops = "[ 1.0] Oops: int3: 0000 [#1]\nRIP: 0010:f+0x1/0x2\n"
-        for text, same, new in (
-            (old, old.replace("12.5", "8.1").replace("1 PID: 77", "0 PID: 5"), "x86.c:100"),
-            (oops, oops.replace("1.0", "2.0"), "0010:g+"),
-        ):
-            other = text.replace("x86.c:99", new).replace("0010:f+", new)
-            stock, ours = (
-                Report(splats=[Outcome("kernel log", FAILED, output=each) for each in texts])
-                for texts in ([text], [same, other])
-            )
-            found = compare.complaints([stock], [ours])
-            self.assertEqual([each.output for each in found], [other])
+        assert [each.output for each in compare.complaints([stock], [ours])] == [other]
 
 
-class Show(unittest.TestCase):
-    """The last line and the status of the command."""
-
-    def test_last_line(self) -> None:
-        for states, status, last in (
-            ((PASSED, PASSED, SKIPPED), 0, "2 passed, 0 failed, 1 skipped"),
-            ((PASSED, FAILED), 1, "1 passed, 1 failed, 0 skipped"),
-            ((SKIPPED,), 1, "0 passed, 0 failed, 1 skipped"),
-            ((), 1, "0 passed, 0 failed, 0 skipped"),
-        ):
-            with redirect_stdout(io.StringIO()) as out:
-                found = report.show([Part("part", [*map(outcome, states)])])
-            lines = out.getvalue().splitlines()
-            self.assertEqual((found, lines[-1], lines.count(last)), (status, last, 1))
-
-    def test_what_failed_is_at_the_end_with_its_reason(self) -> None:
-        """But not the many that a machine's death left."""
-        failed = replace(outcome(FAILED), reason="did not end within 9 s")
-        unrun = Outcome("another", FAILED, reason="not run: it died")
-        with redirect_stdout(io.StringIO()) as out:
-            report.show([Part("part", [failed, *[unrun] * 60])])
-        end = out.getvalue().rpartition("failed: part")[2].splitlines()
-        last = "0 passed, 61 failed, 0 skipped"
-        self.assertEqual(end, [": some_test", failed.reason, "", last])
+def test_last_lines_and_status(capsys: pytest.CaptureFixture[str]) -> None:
+    """What failed is told with its reason, but not the many that a machine's death left."""
+    for states, status, last in (
+        ((PASSED, PASSED, SKIPPED), 0, "2 passed, 0 failed, 1 skipped"),
+        ((PASSED, FAILED), 1, "1 passed, 1 failed, 0 skipped"),
+        ((SKIPPED,), 1, "0 passed, 0 failed, 1 skipped"),
+        ((), 1, "0 passed, 0 failed, 0 skipped"),
+    ):
+        assert report.show([Part("part", [*map(outcome, states)])]) == status
+        lines = capsys.readouterr().out.splitlines()
+        assert (lines[-1], lines.count(last)) == (last, 1)
+    report.show([Part("part", [LATE, *[UNRUN] * 60])])
+    end = capsys.readouterr().out.rpartition("failed: part")[2].splitlines()
+    assert end == [": some_test", LATE.reason, "", "0 passed, 61 failed, 0 skipped"]
 
 
 _UNIT_TESTS = """
-import sys
-import unittest
-
+import sys, unittest
 class Case(unittest.TestCase):
-    def test_failing(self):
-        print("the reason")
-        self.fail()
-
-    def test_printing(self):
-        print("the machine stands still", file=sys.stderr)
-
+    def test_failing(self): print("the reason"); self.fail()
+    def test_printing(self): print("the machine stands still", file=sys.stderr)
     @unittest.skip("not of this series")
-    def test_skipped(self):
-        pass
-
+    def test_skipped(self): pass
     def test_sub_failing(self):
-        with self.subTest("a"):
-            self.fail()
-        with self.subTest("b"):
-            self.skipTest("not there")
-
+        with self.subTest("a"): self.fail()
+        with self.subTest("b"): self.skipTest("not there")
     def test_sub_skipped(self):
-        with self.subTest("a"):
-            self.skipTest("not there")
-
+        with self.subTest("a"): self.skipTest("not there")
 class Failing(unittest.TestCase):
     @classmethod
-    def setUpClass(cls):
-        raise OSError
-
-    def test_it(self):
-        pass
+    def setUpClass(cls): raise OSError
+    def test_it(self): pass
 """
-
-
 _OF_SERIES = "from lab.paths import LINUX{}\nimport subprocess\ndef test_it():\n    {}\n"
+_READ = "LINUX.joinpath('Makefile').read_text()"
 _FILES = {
-    "test_a": _UNIT_TESTS,
-    "test_unreadable": "import nothing_such",
-    "test_dying": "import os\ndef test_it():\n    os._exit(0)",
-    "test_plain": _OF_SERIES.format("", "pass"),
-    "test_opening": _OF_SERIES.format("", "LINUX.joinpath('Makefile').read_text()"),
-    "test_running": _OF_SERIES.format("", "subprocess.run(['true', LINUX])"),
-    "test_naming": _OF_SERIES.format(", VERSION", "pass"),
-}
-_STATES = {
-    **dict.fromkeys(("Case.test_failing", "Case.test_sub_failing", "Failing.test_it"), FAILED),
-    **dict.fromkeys(("Case.test_skipped", "Case.test_sub_skipped"), SKIPPED),
-    "Case.test_printing": PASSED,
+    "a": _UNIT_TESTS,
+    "unreadable": "import nothing_such",
+    "dying": "import os\ndef test_it():\n    os._exit(0)",
+    "plain": _OF_SERIES.format("", "pass"),
+    "opening": _OF_SERIES.format("", "LINUX.joinpath('Makefile').read_text()"),
+    "running": _OF_SERIES.format("", "subprocess.run(['true', LINUX])"),
+    "naming": _OF_SERIES.format(", VERSION", "pass"),
 }
 
 
-class Unit(unittest.TestCase):
-    def test_whatever_happens_is_told_as_such(self) -> None:
-        """Also what depends on the series unseen: by a file, a program, a name."""
-        with tempfile.TemporaryDirectory() as scratch:
-            for name, text in _FILES.items():
-                Path(scratch, f"{name}.py").write_text(text)
-            conftest = Path(__file__).with_name("conftest.py").read_text()
-            Path(scratch, "conftest.py").write_text(conftest)
-            with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
-                found = {each.name.partition("test_")[2]: each for each in unit.run(scratch)}
-        self.assertEqual(out.getvalue(), "")
-        states = {f"a.{name}": state for name, state in _STATES.items()} | {
-            "unreadable": FAILED
-        }
-        wrong = dict.fromkeys(("dying", "opening", "running", "naming"), FAILED)
-        states |= {
-            f"{name}.test_it": state for name, state in (wrong | {"plain": PASSED}).items()
-        }
-        self.assertEqual({name: each.state for name, each in found.items()}, states)
-        self.assertEqual(found["a.Case.test_skipped"].reason, "not of this series")
-        self.assertIn("the reason", found["a.Case.test_failing"].output)
+def test_whatever_happens_is_told_as_such(
+    tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also what depends on the series unseen: by a file, a program, a name."""
+    folder = tmp_path_factory.mktemp("unit")
+    for name, text in _FILES.items():
+        (folder / f"test_{name}.py").write_text(text)
+    conftest = Path(__file__).with_name("conftest.py").read_text()
+    (folder / "conftest.py").write_text(conftest)
+    found = {each.name.partition("test_")[2]: each for each in unit.run(folder)}
+    assert "".join(capfd.readouterr()) == ""
+    wrong = "unreadable dying.test_it opening.test_it running.test_it naming.test_it"
+    wrong += " a.Case.test_failing a.Case.test_sub_failing a.Failing.test_it"
+    states = dict.fromkeys(wrong.split(), FAILED)
+    states |= dict.fromkeys(("a.Case.test_skipped", "a.Case.test_sub_skipped"), SKIPPED)
+    states |= dict.fromkeys(("a.Case.test_printing", "plain.test_it"), PASSED)
+    assert {name: each.state for name, each in found.items()} == states
+    assert found["a.Case.test_skipped"].reason == "not of this series"
+    assert "the reason" in found["a.Case.test_failing"].output
