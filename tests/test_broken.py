@@ -2,11 +2,8 @@
 
 import re
 import subprocess
-import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -15,7 +12,7 @@ from lab.check.outcome import State
 from lab.error import LabError
 from lab.machine.result import Command, Result, Run
 from lab.make import selftests
-from lab.paths import LINUX, ROOT
+from lab.paths import LINUX, VERSION, VERSIONS
 from lab.source import tree
 
 _ASSERTION = re.compile(
@@ -35,9 +32,16 @@ _AMBIGUOUS = {
 """Promises of which several assertions of their test say what they are noticed by. No more."""
 
 _FAILED = "==== Test Assertion Failure ====\n  x86_64/a_test.c:7: a == b\n  pid=1\n  a is 3\n"
+_OF_OLDEST = pytest.mark.skipif(VERSIONS[0] != VERSION, reason="they are of the oldest series")
+_HEAD = {"Promise": "p", "Test": "api", "Noticed": "a is 3"}
+_DIFF = "\n--- a/virt/kvm/kvm_main.c\n+++ b/virt/kvm/kvm_main.c\n@@ -1 +1 @@\n-no\n+yes\n"
 
 
-_FAILED_RUN = Run(Path("nowhere"), [Result(0, "t", 254, printed=bytearray(_FAILED.encode()))])
+def _run(*statuses: int | None, said: str = "", splats: str = "", died: str = "") -> Run:
+    """Return a run of commands that end so."""
+    printed = said.encode()
+    results = [Result(0, "t", status, printed=bytearray(printed)) for status in statuses]
+    return Run(Path("nowhere"), results, splats.splitlines(), died)
 
 
 @cache
@@ -59,34 +63,30 @@ def _said(path: Path) -> list[str]:
     return all_of_them
 
 
-# DECORATOR @unittest.skipUnless(VERSIONS[0] == VERSION, "they are of the oldest series")
-# Of tests/broken.
-
-
-def test_patches_each_applies_and_names_a_test() -> None:
+@_OF_OLDEST
+def test_each_patch_applies_and_names_a_test(subtests: pytest.Subtests) -> None:
     """To the sources as they are; the test is in the series, or in the kernel."""
     tree.ensure()
     for entry in broken.load():
-        with self.subTest(entry.promise):
+        with subtests.test(entry.promise):
             broken.apply(entry, LINUX, "--dry-run")
             for command in entry.commands:
-                program = command.name.split()[0]
-                assert selftests.source_of(program).exists(), program
+                assert selftests.source_of(command.name.split()[0]).exists(), command.name
 
 
-def test_patches_one_assertion_says_so() -> None:
+@_OF_OLDEST
+def test_one_assertion_says_so() -> None:
     """Where several do, a function is named, too; of several tests, each has its own."""
-    folder = LINUX / selftests.SOURCE
-    shared = [text for path in folder.glob(_LIB) for text in _said(path)]
+    library = [*(LINUX / selftests.SOURCE).glob(_LIB)]
     unclear = set()
     for entry in broken.load():
         for command in entry.commands[: len(entry.commands) == 1]:
-            path = selftests.source_of(command.name.split()[0])
-            text = "\n".join(each.read_text() for each in (path, *folder.glob(_LIB)))
+            sources = [selftests.source_of(command.name.split()[0]), *library]
+            text = "\n".join(path.read_text() for path in sources)
             assert re.search(rf"\b{entry.where}\(", text), entry.promise
             # Traces take addr2line, which Bochs has not.
             assert not (entry.where and entry.machine == "ept"), entry.promise
-            said = [*shared, *_said(path)]
+            said = [each for path in sources for each in _said(path)]
             for way in filter(None, map(str.strip, entry.noticed.splitlines())):
                 alike = sum(way in each for each in said)
                 if not (way.startswith(broken.KERNEL) or entry.where) and alike != 1:
@@ -94,134 +94,106 @@ def test_patches_one_assertion_says_so() -> None:
     assert unclear <= _AMBIGUOUS
 
 
-def test_patches_what_does_not_fit_or_is_not_said_is_refused() -> None:
+@_OF_OLDEST
+def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is an error that names the file."""
-    whole = {"Promise": "p", "Test": "api", "Noticed": "a is 3"}
-    diff = "\n--- a/virt/kvm/kvm_main.c\n+++ b/virt/kvm/kvm_main.c\n@@ -1 +1 @@\n-no\n+yes\n"
-    with tempfile.TemporaryDirectory(dir=ROOT / "build") as scratch:
-        path = Path(scratch, "some.patch")
-        for name in (*whole, "Tset"):
-            head = {**whole, "Tset": "x"} if name == "Tset" else dict(whole)
-            head.pop(name, None) if name != "Tset" else None
-            path.write_text("".join(f"{k}: {v}\n" for k, v in head.items()) + diff)
-            with pytest.raises(LabError, match="some.patch"):
-                broken.parse(path)
-        for head, wrong in (
-            ("Test: api\nNoticed: \n", "no Noticed:"),
-            ("Test: api\nNoticed: a\nNoticed: b\n", "twice"),
-            ("Test: api age\nNoticed: kernel: a\n", "several tests"),
-        ):
-            path.write_text(f"Promise: p\n{head}{diff}")
-            with pytest.raises(LabError, match=wrong):
-                broken.parse(path)
-        path.write_text("".join(f"{k}: {v}\n" for k, v in whole.items()) + diff)
-        with pytest.raises(LabError, match="some.patch does not apply"):
+    monkeypatch.setattr(broken, "ROOT", tmp_path)
+    path = tmp_path / "some.patch"
+    for changed, wrong in (
+        *(({name: None}, r"some\.patch: no ") for name in _HEAD),
+        ({"Tset": "x"}, r"some\.patch: what is Tset"),
+        ({"Noticed": ""}, "no Noticed:"),
+        ({"Noticed": "a\nNoticed: b"}, "twice"),
+        ({"Test": "api age", "Noticed": "kernel: a"}, "several tests"),
+        ({}, r"some\.patch does not apply"),
+    ):
+        head = (
+            f"{key}: {text}\n" for key, text in (_HEAD | changed).items() if text is not None
+        )
+        path.write_text("".join(head) + _DIFF)
+        with pytest.raises(LabError, match=wrong):
             broken.apply(broken.parse(path), LINUX, "--dry-run")
 
 
-# With nothing broken, all must pass.
-
-
-def _wrong(*statuses: int | None, died: str = "", splats: Sequence[str] = ()) -> int:
-    """Return how many failures two commands are that end so."""
-    results = [Result(number, "t", status) for number, status in enumerate(statuses)]
-    commands = [Command("true", name) for name in "ab"]
-    done = Run(Path("nowhere"), results, list(splats), died)
-    return sum(bool(wrong) for _, wrong in broken.passes(commands, done))
-
-
-def test_control_what_is_none() -> None:
-    """A failure, a skip, a kill, a death in, after and between tests, a complaint."""
-    assert _wrong(0, 0) == 0
-    for status in (254, 4, 137):
-        assert _wrong(0, status) == 1
-    assert _wrong(0, None, died="it died") == 2
-    assert _wrong(0, died="it died") == 2
-    assert _wrong(0, 0, died="it died") == 1
-    assert _wrong(0, 0, splats=["WARNING: "]) == 1
-
-
-def test_control_what_does_not_even_run_has_noticed_nothing() -> None:
-    """Others are tried after it."""
-    entry = broken.load()[0]
-    with (
-        mock.patch.object(broken, "build"),
-        mock.patch.object(broken, "_run", side_effect=LabError("no boot")),
+def test_with_nothing_broken_all_must_pass() -> None:
+    """A failure, a skip, a kill, a death in, after and between tests, a complaint is none."""
+    for run, failures in (
+        (_run(0, 0), 0),
+        *((_run(0, status), 1) for status in (254, 4, 137)),
+        (_run(0, None, died="it died"), 2),
+        (_run(0, died="it died"), 2),
+        (_run(0, 0, died="it died"), 1),
+        (_run(0, 0, splats="WARNING: "), 1),
     ):
-        assert broken._try(entry, Path("a")) == (State.FAILED, "not by the assertion: no boot")
+        for number, result in enumerate(run.results):
+            run.results[number] = Result(number, "t", result.status)
+        found = broken.passes([Command("true", name) for name in "ab"], run)
+        assert sum(bool(wrong) for _, wrong in found) == failures, run
 
 
-def test_control_a_race_takes_a_delay_or_churn() -> None:
+def test_what_does_not_even_run_has_noticed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are tried after it."""
+
+    def run(*_: object, **__: object) -> Run:
+        raise LabError("no boot")
+
+    monkeypatch.setattr(broken, "build", lambda *_, **__: None)
+    monkeypatch.setattr(broken, "_run", run)
+    found = broken._try(broken.load()[0], Path("a"))
+    assert found == (State.FAILED, "not by the assertion: no boot")
+
+
+def test_a_race_takes_a_delay_that_is_there_or_churn(tmp_path: Path) -> None:
+    """Without it, the test would prove nothing."""
     for name, late, races in (("api", "f", True), ("churn", "", True), ("api", "", False)):
         entry = broken.Broken(Path("a"), "p", "a is 3", test=name, late=late)
         assert entry.is_race is races
-
-
-def test_control_a_delay_that_is_not_there_is_no_pass() -> None:
-    """The test would prove nothing."""
+    (tmp_path / "modules.sh").write_text("put() { return 1; }\n")
     entry = broken.Broken(Path("a"), "p", "a is 3", test="api", late="f")
-    with tempfile.TemporaryDirectory() as guest:
-        Path(guest, "modules.sh").write_text("put() { return 1; }\n")
-        script = entry.commands[0].line.partition("\n")[2]
-        done = subprocess.run(["sh", "-c", script], env={"LAB_GUEST": guest})
-    assert done.returncode == 1
+    script = entry.commands[0].line.partition("\n")[2]
+    assert (
+        subprocess.run(["sh", "-c", script], env={"LAB_GUEST": str(tmp_path)}).returncode == 1
+    )
 
 
-# What counts as noticed.
+def test_what_counts_as_noticed() -> None:
+    """The assertion that is named, in its words or its place, or the kernel, if named."""
+    bug, ways = "BUG: kernel NULL pointer dereference", "kernel: NULL\na is 3\n"
+    for noticed, said, status, splat, good in (
+        ("a is 3", _FAILED, 254, "", True),
+        ("a == b", _FAILED, 254, "", True),
+        ("another", _FAILED, 254, "", False),
+        ("", _FAILED, 254, "", False),
+        # One of several.
+        (ways, _FAILED, 254, "", True),
+        (ways, "", None, bug, True),
+        (ways, _FAILED.replace("3", "4"), 254, "", False),
+        (" \n", _FAILED.replace("3", "4"), 254, "", False),
+        # Neither a pass nor a skip nor a kill, even if they print the words.
+        *(("a is 3", "a is 3\n", status, "", False) for status in (0, 4, 137, None)),
+        *(("", "a is 3\n", status, "", False) for status in (0, 4, 137, None)),
+        # The kernel only where it is named, and the other way round.
+        ("kernel: NULL pointer", "", None, bug, True),
+        ("kernel: NULL pointer", _FAILED, 254, "", False),
+        ("a is 3", "", None, bug, False),
+    ):
+        died = "the guest died" * (status is None)
+        state = broken.judge(noticed, _run(status, said=said, splats=splat, died=died))[0]
+        assert (state is State.PASSED) is good, (noticed, said, status)
 
 
-def _state(noticed: str, output: str, status: int | None, *splats: str) -> State:
-    result = Result(0, "t", status, printed=bytearray(output.encode()))
-    died = "" if status is not None else "the guest died"
-    done = Run(Path("nowhere"), [result], list(splats), died)
-    return broken.judge(noticed, done)[0]
+def test_several_are_a_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "some.patch"
+    path.write_text("Promise: p\nTest: api\nNoticed:\n kernel: NULL\n a is 3\n\n--- a\n")
+    assert broken.parse(path).noticed.split("\n")[-2:] == [" kernel: NULL", " a is 3"]
 
 
-def test_judge_only_the_assertion_that_is_named() -> None:
-    """In its words, or its place in the source."""
-    assert _state("a is 3", _FAILED, 254) is State.PASSED
-    assert _state("a == b", _FAILED, 254) is State.PASSED
-    assert _state("another", _FAILED, 254) is State.FAILED
-    assert _state("", _FAILED, 254) is State.FAILED
-
-
-def test_judge_only_in_the_function_that_is_named() -> None:
+def test_only_in_the_function_that_is_named() -> None:
     """Not in one that the failure of a parent's assertion has in its trace."""
     trace = "     1\t0x4027: check at a_test.c:7\n     2\t (inlined by) test_b at a_test.c:9\n"
     parent = _FAILED.replace("a == b", "child") + trace.replace("check", "wait")
-    said = _FAILED + trace + parent
-    for where, state in (
-        *(("check", State.PASSED), ("test_b", State.PASSED), ("", State.PASSED)),
-        *(("wait", State.FAILED), ("test_", State.FAILED)),
-    ):
-        result = Result(0, "t", 254, printed=bytearray(said.encode()))
-        done = Run(Path("nowhere"), [result])
-        assert broken.judge("a == b", done, where)[0] is state, where
-
-
-def test_judge_one_of_several() -> None:
-    """A line each, as the head of a patch has them."""
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch, "some.patch")
-        path.write_text("Promise: p\nTest: api\nNoticed:\n kernel: NULL\n a is 3\n\n--- a\n")
-        noticed = broken.parse(path).noticed
-    assert _state(noticed, _FAILED, 254) is State.PASSED
-    assert _state(noticed, "", None, "BUG: NULL") is State.PASSED
-    other = _FAILED.replace("3", "4")
-    for wrong in (noticed, " \n"):
-        assert _state(wrong, other, 254) is State.FAILED
-
-
-def test_judge_neither_a_pass_nor_a_skip_nor_a_kill() -> None:
-    """Even if they print the words."""
-    for status in (0, 4, 137, None):
-        for noticed in ("a is 3", ""):
-            assert _state(noticed, "a is 3\n", status) is State.FAILED
-
-
-def test_judge_the_kernel_only_where_it_is_named() -> None:
-    """Its complaint is not the assertion, and the other way round."""
-    said = "BUG: kernel NULL pointer dereference"
-    assert _state("kernel: NULL pointer", "", None, said) is State.PASSED
-    assert _state("kernel: NULL pointer", _FAILED, 254) is State.FAILED
-    assert _state("a is 3", "", None, said) is State.FAILED
+    run = _run(254, said=_FAILED + trace + parent)
+    for where in ("check", "test_b", ""):
+        assert broken.judge("a == b", run, where)[0] is State.PASSED, where
+    for where in ("wait", "test_"):
+        assert broken.judge("a == b", run, where)[0] is State.FAILED, where

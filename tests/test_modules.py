@@ -1,14 +1,11 @@
 """Builds of the modules do not disturb one another."""
 
-import fcntl
 import subprocess
 import sys
-import unittest
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from lab.make import modules
-from lab.paths import BUILD, LINUX, ROOT
+from lab.paths import LINUX, ROOT
 from lab.source import tree
 
 TRY = """
@@ -27,86 +24,54 @@ with modules.locked("unit-test"):
 
 def python(script: str) -> subprocess.CompletedProcess[str]:
     """Run a script in another process, as another build would."""
-    return subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-# One build at a time, of any number of processes.
-
-
-def test_lock_another_process_is_kept_out_and_let_in() -> None:
+def test_one_build_at_a_time() -> None:
+    """Of any number of processes; one that was killed leaves no lock."""
     with modules.locked("unit-test"):
-        kept_out = python(TRY)
-    assert "BlockingIOError" in kept_out.stderr
-    let_in = python(TRY)
-    assert let_in.returncode == 0, let_in.stderr
-
-
-def test_lock_a_build_that_was_killed_leaves_no_lock() -> None:
+        assert "BlockingIOError" in python(TRY).stderr
+    assert python(TRY).returncode == 0
     assert python(HOLD_AND_DIE).returncode == -9
-    with (BUILD / ".unit-test.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert python(TRY).returncode == 0
 
 
-# Headers that the series changes.
-
-
-def test_front_none_is_left() -> None:
-    scratch = Path(self.enterContext(TemporaryDirectory()))
-    linux, front = scratch / "linux", scratch / "kmod/front"
-    name, stale = "include/linux/kvm_host.h", scratch / "kmod/virt/kvm/a.o"
+def test_no_header_that_the_series_changes_is_left(tmp_path: Path) -> None:
+    linux, front = tmp_path / "linux", tmp_path / "kmod/front"
+    name, stale = "include/linux/kvm_host.h", tmp_path / "kmod/virt/kvm/a.o"
     for path in (linux / name, stale):
         path.parent.mkdir(parents=True)
-        path.write_text("")
+    (linux / name).touch()
     for names in ([name], []):
+        stale.touch()
         modules._mirror_headers(front, linux, names)
-        assert (front / name).exists() == bool(names)
-        assert not stale.exists()
-        for directory in modules.FRONT:
-            assert (front / directory).is_dir(), directory
-        stale.write_text("")
+        assert ((front / name).exists(), stale.exists()) == (bool(names), False)
+        assert all((front / directory).is_dir() for directory in modules.FRONT)
 
 
-# Of compiled files.
-
-
-def test_cache_a_header_that_comes_in_front_is_seen() -> None:
-    scratch = Path(self.enterContext(TemporaryDirectory()))
+def test_the_cache_sees_a_header_that_comes_in_front(tmp_path: Path) -> None:
     for name in ("front", "stock", "cache"):
-        (scratch / name).mkdir()
-    (scratch / "a.c").write_text("#include <value.h>\nint value = VALUE;\n")
+        (tmp_path / name).mkdir()
+    (tmp_path / "a.c").write_text("#include <value.h>\nint value = VALUE;\n")
     compiler = ("ccache", "gcc", "-Ifront", "-Istock", "-c", "a.c", "-o")
-    variables = ("env", modules.CCACHE, f"CCACHE_DIR={scratch / 'cache'}")
+    variables = ("env", modules.CCACHE, f"CCACHE_DIR={tmp_path / 'cache'}")
     for directory, value in (("stock", 1), ("front", 2)):
-        (scratch / directory / "value.h").write_text(f"#define VALUE {value}\n")
-        subprocess.run((*variables, *compiler, f"{value}.o"), cwd=scratch, check=True)
-    stock, ours = ((scratch / f"{value}.o").read_bytes() for value in (1, 2))
-    assert not (stock == ours), "the object is the one from before"
+        (tmp_path / directory / "value.h").write_text(f"#define VALUE {value}\n")
+        subprocess.run((*variables, *compiler, f"{value}.o"), cwd=tmp_path, check=True)
+    stock, ours = ((tmp_path / f"{value}.o").read_bytes() for value in (1, 2))
+    assert stock != ours, "the object is the one from before"
 
 
-# Of the modules with assertions, and of no other.
-
-
-def test_flags_only_the_checked_ones_are_told() -> None:
+def test_only_the_modules_with_assertions_have_their_flags(tmp_path: Path) -> None:
+    """An option that Kconfig no longer has would be defined in vain."""
     tree.ensure()
-    with TemporaryDirectory() as scratch:
-        for checked in (False, True):
-            modules.mirror(Path(scratch), checked=checked)
-            makefile = (Path(scratch) / "arch/x86/kvm/Makefile").read_text()
-            for flag in modules.CHECKS:
-                assert (flag in makefile) == checked, flag
-
-
-def test_flags_kvm_knows_the_options() -> None:
-    """One that Kconfig no longer has would be defined in vain."""
+    for checked in (False, True):
+        modules.mirror(tmp_path, checked=checked)
+        makefile = (tmp_path / "arch/x86/kvm/Makefile").read_text()
+        assert {flag in makefile for flag in modules.CHECKS} == {checked}
     known = (LINUX / "arch/x86/kvm/Kconfig").read_text()
     defined = [flag for flag in modules.CHECKS if flag.startswith("-D")]
     assert defined
     for flag in defined:
-        name = flag.removeprefix("-DCONFIG_").removesuffix("=1")
-        assert f"\nconfig {name}\n" in known
-
-
-if __name__ == "__main__":
-    unittest.main()
+        assert f"\nconfig {flag.removeprefix('-DCONFIG_').removesuffix('=1')}\n" in known
