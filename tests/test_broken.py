@@ -158,7 +158,7 @@ def test_a_race_takes_a_delay_that_is_there_or_churn(tmp_path: Path) -> None:
 
 def test_what_counts_as_noticed() -> None:
     """The assertion that is named, in its words or its place, or the kernel, if named."""
-    bug, ways = "BUG: kernel NULL pointer dereference", "kernel: NULL\na is 3\n"
+    bug, ways = "BUG: kernel NULL pointer dereference", "\n kernel: NULL\n a is 3"
     for noticed, said, status, splat, good in (
         ("a is 3", _FAILED, 254, "", True),
         ("a == b", _FAILED, 254, "", True),

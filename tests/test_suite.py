@@ -63,6 +63,9 @@ STUCK = of_test(None, died=f"{npt.STILL}; see a")
 DEAD = of_test(None, died="the guest died in the run; its console is a")
 HALF = of_test(0, "ok 1 a\nok 2 # SKIP b\n")
 UNRUN = Outcome(TEST.name, FAILED, reason=f"not run: {npt.LATE} 9 s")
+_ALL = (GOOD, BAD, ELSEWHERE, PART, OTHER_PART, SIGNAL, LATE, STUCK, DEAD, LEFT, HALF, UNRUN)
+WAYS = dict(zip("GBepqsltdnhu", _ALL, strict=True))
+WAYS["o"] = replace(LEFT, reason="no other such CPU")
 
 
 def test_status_signal_timeout_and_death() -> None:
@@ -511,33 +514,27 @@ def test_another_series_goes_on_beside_all_that_is_built(newer: Bed) -> None:
     assert done.is_set()
 
 
-@pytest.mark.parametrize("state", [PASSED, FAILED])
-def test_outcomes_are_written_with_the_status(newer: Bed, tmp_path: Path, state: State) -> None:
-    suite._steps.return_value = {"npt": [suite.Step("own", lambda: [outcome(state)])]}
-    path = tmp_path / "outcomes"
-    assert newer.run("--only", "npt", "--outcomes", str(path)) == int(state is FAILED)
-    assert report.load(path)[0].outcomes == [outcome(state)]
+def test_outcomes_are_written_with_the_status(newer: Bed, tmp_path: Path) -> None:
+    for state in (PASSED, FAILED):
+        step = suite.Step("own", lambda state=state: [outcome(state)])
+        suite._steps.return_value = {"npt": [step]}
+        path = tmp_path / "outcomes"
+        assert newer.run("--only", "npt", "--outcomes", str(path)) == int(state is FAILED)
+        assert report.load(path)[0].outcomes == [outcome(state)]
 
 
 @pytest.mark.parametrize(
-    ("statuses", "stop", "boots", "splats"),
-    [
-        ((0, None, 0), "", 2, []),
-        ((None, None, None), "", 3, []),
-        # A death that no test was running in is a failure nevertheless.
-        ((0, 0, 0), "b", 2, ["machine after b"]),
-    ],
+    ("statuses", "stop", "boots"),
+    [([0, None, 0], "", 2), ([None] * 3, "", 3), ([0] * 3, "b", 2)],
 )
-def test_a_machine_that_died_midway(
-    statuses: Sequence[int | None], stop: str, boots: int, splats: list[str]
-) -> None:
-    """What came of the tests before is known, the others go on."""
-    left = [*statuses]
+def test_a_machine_that_died_midway(statuses: list[int | None], stop: str, boots: int) -> None:
+    """What came of the tests before is known, the others go on; no test need be running."""
+    left = iter(statuses)
 
     def run(commands: Sequence[Command], **_: object) -> Run:
         done = Run(Path(), [])
         for number, command in enumerate(commands):
-            done.results.append(Result(number, command.name, left.pop(0)))
+            done.results.append(Result(number, command.name, next(left)))
             if done.results[-1].status is None or command.name == stop:
                 done.died = "it died"
                 break
@@ -545,40 +542,33 @@ def test_a_machine_that_died_midway(
 
     with mock.patch.object(npt, "run", side_effect=run) as ran:
         found = machines.on_npt("label", [Test(name, ("true",)) for name in "abc"])
-    assert (ran.call_count, [each.name for each in found.splats]) == (boots, splats)
-    wanted = [(FAILED, "it died") if status is None else (PASSED, "") for status in statuses]
-    assert [
-        (found.outcomes[name].state, found.outcomes[name].reason) for name in "abc"
-    ] == wanted
+    splats = [each.name for each in found.splats]
+    assert (ran.call_count, splats) == (boots, ["machine after b"] * bool(stop))
+    for name, status in zip("abc", statuses, strict=True):
+        wanted = (FAILED, "it died") if status is None else (PASSED, "")
+        assert (found.outcomes[name].state, found.outcomes[name].reason) == wanted
 
 
 def test_one_run_with_stock_modules() -> None:
     """Tells enough, or not (None): known to fail is what does so in the same way."""
-    other, no = replace(LEFT, reason="no other such CPU"), Test("t", (), left_out="slow")
     known = Test(TEST.name, (), known_to_fail="the CPU")
-    ways = (GOOD, ELSEWHERE, SIGNAL, LATE, STUCK, LEFT, PART)
-    for stock, all_ours, test, state in (
-        *((each, [GOOD], TEST, PASSED) for each in (GOOD, BAD, LEFT, HALF)),
-        (HALF, [HALF], TEST, PASSED),
-        (LEFT, [LEFT], TEST, SKIPPED),
-        (GOOD, [GOOD], no, SKIPPED),
-        (GOOD, [BAD, LEFT, HALF], TEST, None),
-        (LEFT, [BAD, other], TEST, None),
-        (BAD, [BAD], TEST, None),
-        (BAD, [BAD], known, SKIPPED),
-        (BAD, ways[1:], known, None),
-        (GOOD, [BAD], known, None),
+    for test, state, cases in (
+        (TEST, PASSED, "GG BG nG hG hh"),
+        (TEST, SKIPPED, "nn"),
+        (TEST, None, "GB Gn Gh nB no BB"),
+        (known, SKIPPED, "BB"),
+        (known, None, "GB Be Bs Bl Bt Bn Bp"),
+        (Test("t", (), left_out="slow"), SKIPPED, "GG"),
     ):
-        for ours in all_ours:
-            both = (Report({TEST.name: found}) for found in (stock, ours))
+        for case in cases.split():
+            both = (Report({TEST.name: WAYS[way]}) for way in case)
             clear, unclear = compare.compare([test], *both)
-            assert [each.state for each in clear] + [None for _ in unclear] == [state], ours
+            assert [each.state for each in clear] + [None for _ in unclear] == [state], case
 
 
 def test_ways_are_told_apart() -> None:
     """But not by what is another in each run."""
-    all_of_them = (BAD, ELSEWHERE, PART, OTHER_PART, SIGNAL, LATE, STUCK, DEAD, LEFT, HALF)
-    assert len({found.way for found in all_of_them}) == len(all_of_them)
+    assert len({WAYS[way].way for way in "BepqsltdnhG"}) == 11
     assert GOOD.way == ""
     text = BAD.output + "  Unhandled exception '0x{}' at guest RIP '0x4022fa'\n"
     assert len({BAD.way, *(of_test(254, text.format(number)).way for number in (3, 14))}) == 3
@@ -589,15 +579,13 @@ def test_ways_are_told_apart() -> None:
 
 def test_repeated() -> None:
     """Five times on both: only what stock shows, too, and about as often, is excused."""
-    ways = {"G": GOOD, "B": BAD, "e": ELSEWHERE, "s": SIGNAL, "t": STUCK, "l": LATE}
-    ways |= {"n": LEFT, "h": HALF, "u": UNRUN}
     for cases, state in (
         ("BGGGG/GGGGG BBBBB/GGGGG BBBBB/BGGGG BBBBB/BBGGG BGGGG/eeeee sBBBB/BBBBB", FAILED),
         ("BBBBt/BBBBB BBBBl/BBBBB BBBBB/nnnnn nnnnn/GGGGG hhhhh/GGGGG uuuuu/uuuuu", FAILED),
         ("BBBBB/BBBGG BGGGG/BGGGG BGGGG/BBBBB tGGGG/GtGGG", SKIPPED),
     ):
         for case in cases.split():
-            ours, stock = ([ways[each] for each in runs] for runs in case.split("/"))
+            ours, stock = ([WAYS[each] for each in runs] for runs in case.split("/"))
             verdict = compare.settle(ours, stock)
             assert (verdict.state, " of 5" in verdict.reason) == (state, True), case
 
@@ -605,15 +593,12 @@ def test_repeated() -> None:
 def test_known_to_hang() -> None:
     """Another run must pass, and nothing else may go wrong; hangs make up for nothing."""
     where = "lab: after 120 s: 1 a_test in state S: kvm_vcpu_block kvm_vcpu_halt a b"
-    locked = f"{where}\nlab: after 120 s: 1 a_test in state D: c\n"
-    ways = {"G": GOOD, "B": BAD, "d": of_test(None, where, f"{npt.STILL}; see a")}
-    ways |= {
-        way: of_test(KILLED, said)
-        for way, said in zip("hle", (where, locked, "b a"), strict=True)
-    }
+    locked = of_test(KILLED, f"{where}\nlab: after 120 s: 1 a_test in state D: c\n")
+    stuck, elsewhere = of_test(None, where, f"{npt.STILL}; see a"), of_test(KILLED, "b a")
+    ways = WAYS | {"h": of_test(KILLED, where), "l": locked, "e": elsewhere, "t": stuck}
     for cases, state in (
         ("hGGGG/GGGGG hhGGG/GGGGG", PASSED),
-        ("hhhGG/GGGGG hhhhh/GGGGG lGGGG/GGGGG dGGGG/GGGGG eGGGG/GGGGG hBGGG/GGGGG", FAILED),
+        ("hhhGG/GGGGG hhhhh/GGGGG lGGGG/GGGGG tGGGG/GGGGG eGGGG/GGGGG hBGGG/GGGGG", FAILED),
         ("BBBBB/Bhhhh hhhBB/BGGGG hBBBB/BBBBB", FAILED),
     ):
         for case in cases.split():
@@ -621,6 +606,22 @@ def test_known_to_hang() -> None:
             verdict = compare.settle(ours, stock, "kvm_vcpu_halt a")
             assert (verdict.state, " of " in verdict.reason) == (state, True), case
             assert "GGGGG" not in case or compare.settle(ours, stock).state is FAILED, case
+
+
+def test_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """What failed is told with its reason, but not the many that a machine's death left."""
+    for states, status, last in (
+        ([PASSED, PASSED, SKIPPED], 0, "2 passed, 0 failed, 1 skipped"),
+        ([PASSED, FAILED], 1, "1 passed, 1 failed, 0 skipped"),
+        ([SKIPPED], 1, "0 passed, 0 failed, 1 skipped"),
+        ([], 1, "0 passed, 0 failed, 0 skipped"),
+    ):
+        assert report.show([Part("part", [*map(outcome, states)])]) == status
+        lines = capsys.readouterr().out.splitlines()
+        assert (lines[-1], lines.count(last)) == (last, 1)
+    report.show([Part("part", [LATE, *[UNRUN] * 60])])
+    end = capsys.readouterr().out.rpartition("failed: part")[2].splitlines()
+    assert end == [": some_test", LATE.reason, "", "0 passed, 61 failed, 0 skipped"]
 
 
 @pytest.mark.parametrize("states", [(PASSED,), (FAILED, *[PASSED] * (compare.RUNS - 1))])
@@ -672,22 +673,6 @@ def test_complaints_that_are_alike() -> None:
             for texts in ([text], [same, other])
         )
         assert [each.output for each in compare.complaints([stock], [ours])] == [other]
-
-
-def test_last_lines_and_status(capsys: pytest.CaptureFixture[str]) -> None:
-    """What failed is told with its reason, but not the many that a machine's death left."""
-    for states, status, last in (
-        ((PASSED, PASSED, SKIPPED), 0, "2 passed, 0 failed, 1 skipped"),
-        ((PASSED, FAILED), 1, "1 passed, 1 failed, 0 skipped"),
-        ((SKIPPED,), 1, "0 passed, 0 failed, 1 skipped"),
-        ((), 1, "0 passed, 0 failed, 0 skipped"),
-    ):
-        assert report.show([Part("part", [*map(outcome, states)])]) == status
-        lines = capsys.readouterr().out.splitlines()
-        assert (lines[-1], lines.count(last)) == (last, 1)
-    report.show([Part("part", [LATE, *[UNRUN] * 60])])
-    end = capsys.readouterr().out.rpartition("failed: part")[2].splitlines()
-    assert end == [": some_test", LATE.reason, "", "0 passed, 61 failed, 0 skipped"]
 
 
 _UNIT_TESTS = """
