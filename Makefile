@@ -31,7 +31,7 @@ demo: $(stamp) ## live-migrate a guest, Global TDP off and on [ARGS='--mode post
 check: $(stamp) ## run the series' tests on NPT but seven; two minutes [TESTS CHECKED=1]
 	@$(lab) check $(tests) $(checked)
 
-test: $(stamp) ## run the tests; 50 minutes [TESTS TESTS_OF=7.3 SEED=0x1 ARGS='--only npt']; or
+test: $(stamp) ## run the tests; an hour [TESTS TESTS_OF=7.3 SEED=0x1 ARGS='--only npt']; or
 #: all         every test, on EPT and of both kernels, too; hours
 #: broken      break each promise in turn, see a test notice [ARGS='--only uffd']
 #: debug       the tests under lockdep, KASAN, kmemleak [DEBUG=kcsan BACKEND STOCK TESTS]
