@@ -402,7 +402,7 @@ def test_sources_are_taken_with_the_series(source: Source) -> None:
         ({}, {"a": ""}, "is full or read-only"),
         ({}, _sources("installed", "6.12.118-1"), "is newer than"),
         # What an earlier try has left does not matter.
-        ({}, {f"a/into/work/{X86}": "half"}, ""),
+        ({}, {str(Path("a/into", "work", X86)): "half"}, ""),
     ),
 )
 def test_sources_or_nothing(source: Source, tree: Files, files: Files, why: str) -> None:

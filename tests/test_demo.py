@@ -63,7 +63,7 @@ def test_complaints() -> None:
         (False, "", 2, "", 3),
         (False, "", 9, _GONE, 3),
         (True, "", 9, _GONE, 1),
-        # A panic is a failure whether QEMU goes with it or not, whoever tells of QEMU's end.
+        # A panic is a failure, whether QEMU ends with it or not.
         *((on, _PANIC, gone, "Kernel panic", 1) for on in (False, True) for gone in (0, 9)),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_machine_that_stood_still(
     assert (bool(demo.error), bool(demo.repeated)) == (bool(done), not done)
 
 
-def test_a_missed_target_is_told_to_whoever_asks_for_the_status() -> None:
+def test_the_status_tells_of_a_missed_target() -> None:
     off, on = _case("off", 200), _case("on")
     runs = [
         _case(side, faults, migration={"downtime": downtime})

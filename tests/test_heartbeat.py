@@ -63,7 +63,7 @@ def test_what_does_not_answer_is_over(tmp_path: Path) -> None:
 
 
 def test_a_killed_lab_leaves_no_machine(tmp_path: Path) -> None:
-    """Not even by the signal that nobody can answer."""
+    """Not even by SIGKILL."""
     pid = tmp_path / "pid"
     words = ["sh", "-c", f'echo $$ >"{pid}"; sleep 60; :']
     pump = "from pathlib import Path; from lab.machine import npt; npt.pump"
@@ -74,7 +74,7 @@ def test_a_killed_lab_leaves_no_machine(tmp_path: Path) -> None:
         children = Path("/proc", str(lab.pid), "task", str(lab.pid), "children")
         _until(lambda: len(children.read_text().split()) == 2)
         lab.send_signal(signal.SIGKILL)
-    # What nobody waits for may stay, as a zombie, which has no command line.
+    # A process may stay as a zombie, which has no command line.
     left = Path("/proc", machine, "cmdline")
     _until(lambda: not left.exists() or not left.read_bytes())
 

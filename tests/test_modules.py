@@ -64,7 +64,7 @@ def test_the_cache_sees_a_header_that_comes_in_front(tmp_path: Path) -> None:
 
 
 def test_only_the_modules_with_assertions_have_their_flags(tmp_path: Path) -> None:
-    """An option that Kconfig no longer has would be defined in vain."""
+    """To define an option that Kconfig no longer has would change nothing."""
     tree.ensure()
     for checked in (False, True):
         modules.mirror(tmp_path, checked=checked)

@@ -128,7 +128,7 @@ class TestRunner:
         assert re.match(r"begun\nlab: after 1 s: 1 sleep in state S.*\n\Z", outputs.pop(1))
         assert outputs == [f"{ROOT}\noops\n", "", "72\n", ""]
         assert (self.scratch / "pages").read_text() == "0\n"
-        # It is gone, or nobody has asked yet how it ended.
+        # It is gone, or still a zombie.
         status = Path("/proc", (self.scratch / "left").read_text().strip(), "status")
         assert not status.exists() or "State:\tZ" in status.read_text()
 

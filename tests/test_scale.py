@@ -81,7 +81,7 @@ def test_predictions_of_what_can_not_be_run() -> None:
     # A million instructions a GiB, one a nanosecond; an acquisition a region.
     assumed = replace(Assumptions(), ghz=1, ipc=1, line_ns=((2, 100), (8, 200)))
     model = Model(records(lambda gib: int(1_000_000 * gib)), assumed)
-    # One thread waits for nobody; several for lines, with 5 atomics of 100 ns a region.
+    # One thread never waits; several wait for cache lines, with 5 atomics of 100 ns a region.
     assert model.populate_ns("4k", 64, 1, 2) == 64e6
     assert model.populate_ns("4k", 1, 2, 2) == (1e6 + 512 * 500) / 2
     # No faster than the lines of the lock.

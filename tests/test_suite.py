@@ -218,7 +218,7 @@ def test_what_is_chosen_of_what_was_built(monkeypatch: pytest.MonkeyPatch) -> No
     assert "late" in late
     assert "churn" in names(tests.on_machine("4cpus"))
     assert "churn" in names(tests.on_npt([CHURN]))
-    # What is run once, by machine; the inner loop is spared more.
+    # The tests of the machines that run each once; the inner loop runs fewer.
     assert [*map(names, tests.inner(3))] == [["follow"], ["api"], ["dirty", "vma"]]
     build(monkeypatch, "api", "churn", "manners")
     assert [name for lane in tests.spread(2) for name in names(lane)] == ["api"]
@@ -577,6 +577,12 @@ def test_ways_are_told_apart() -> None:
     assert of_test(None, died=died).way == DEAD.way
 
 
+def settle(case: str, ways: dict[str, Outcome], hangs: str = "") -> Outcome:
+    """Return the verdict on runs of ours and of stock, a letter each, "/" between."""
+    ours, stock = ([ways[each] for each in runs] for runs in case.split("/"))
+    return compare.settle(ours, stock, hangs)
+
+
 def test_repeated() -> None:
     """Five times on both: only what stock shows, too, and about as often, is excused."""
     for cases, state in (
@@ -585,8 +591,7 @@ def test_repeated() -> None:
         ("BBBBB/BBBGG BGGGG/BGGGG BGGGG/BBBBB tGGGG/GtGGG", SKIPPED),
     ):
         for case in cases.split():
-            ours, stock = ([WAYS[each] for each in runs] for runs in case.split("/"))
-            verdict = compare.settle(ours, stock)
+            verdict = settle(case, WAYS)
             assert (verdict.state, " of 5" in verdict.reason) == (state, True), case
 
 
@@ -602,10 +607,9 @@ def test_known_to_hang() -> None:
         ("BBBBB/Bhhhh hhhBB/BGGGG hBBBB/BBBBB", FAILED),
     ):
         for case in cases.split():
-            ours, stock = ([ways[each] for each in runs] for runs in case.split("/"))
-            verdict = compare.settle(ours, stock, "kvm_vcpu_halt a")
+            verdict = settle(case, ways, "kvm_vcpu_halt a")
             assert (verdict.state, " of " in verdict.reason) == (state, True), case
-            assert "GGGGG" not in case or compare.settle(ours, stock).state is FAILED, case
+            assert "GGGGG" not in case or settle(case, ways).state is FAILED, case
 
 
 def test_last_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from lab.shell import console
 from lab.source.git import Git
 
 FILE = PACKAGING / "tested"
-NEEDED = ("test", "test stress", "test package")
+NEEDED = ("test all", "test stress", "test package")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

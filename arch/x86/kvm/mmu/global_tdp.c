@@ -21,7 +21,7 @@ enum gtdp_mode {
 	NR_GTDP_MODES,
 };
 
-/* The names in the order of the modes, and what else is taken for these. */
+/* Rows of NR_GTDP_MODES, in their order: names, numbers ("never" has none), booleans. */
 static const char * const gtdp_modes[] = {
 	[GTDP_ASK]			= "ask", "always", "never",
 	[GTDP_ASK + NR_GTDP_MODES]	= "0", "1", "never",
@@ -124,7 +124,7 @@ static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end,
 
 	end = min(end, gtdp_slot_end(p->slot));
 	for (; *gfn < end && scans; scans--) {
-		/* Begin with what is wanted, and don't make a page table for nothing. */
+		/* Begin with a wanted page: without one, no page table is made. */
 		if (p->wanted)
 			*gfn = base + tdp_next_run(p, *gfn - base, end - base, &run_end);
 		if (*gfn == end)
@@ -231,7 +231,7 @@ static int gtdp_populate_bitmap(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t en
 		return 0;
 	}
 
-	/* What is behind the last one that is wanted may be changing, or unusable. */
+	/* Pages after the last wanted one may be changing, or unusable: leave them out. */
 	end = round_down(*gfn, SPTE_ENT_PER_PAGE) + find_last_bit(wanted, SPTE_ENT_PER_PAGE) + 1;
 	p->wanted = wanted;
 	r = gtdp_populate_batch(p, gfn, end, range);
@@ -471,8 +471,8 @@ int kvm_gtdp_init_vm(struct kvm *kvm)
 }
 
 /*
- * Have memslots that exist tracked: forget what is marked, and have the follower scan what
- * it would follow.  Memory for it is allocated the first time, i.e. with nothing on.
+ * Track all memslots: forget what is marked, and mark what the follower is to scan.  Only
+ * the first call allocates memory, and no feature is on then.
  */
 static int gtdp_track_slots(struct kvm *kvm, u64 features)
 {

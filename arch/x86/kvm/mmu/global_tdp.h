@@ -12,9 +12,9 @@ struct tdp_iter;
  * Global TDP builds the VM's TDP page tables ahead of the vCPUs' faults, see
  * Documentation/virt/kvm/global_tdp.rst.  These are all the hooks that the rest
  * of KVM calls; each does nothing for VMs without it.
- *
- * NULL if the VM never had it, i.e. nothing was mapped ahead.
  */
+
+/* NULL if the VM never had Global TDP, i.e. nothing was mapped ahead. */
 static inline struct kvm_gtdp *kvm_gtdp(struct kvm *kvm)
 {
 	return IS_ENABLED(CONFIG_X86_64) ? READ_ONCE(kvm->arch.gtdp) : NULL;

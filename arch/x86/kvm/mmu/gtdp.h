@@ -86,8 +86,8 @@ static inline bool gtdp_is_partial(const struct gtdp_pass *pass)
 struct kvm_gtdp {
 	struct kvm *kvm;
 	/*
-	 * KVM_GLOBAL_TDP_*, constant once there is a vCPU, until the VM goes away.  Read
-	 * under SRCU by whoever maps something.
+	 * KVM_GLOBAL_TDP_*, constant once there is a vCPU, until the VM goes away.  Code
+	 * that maps something reads it under SRCU.
 	 */
 	u64 features;
 

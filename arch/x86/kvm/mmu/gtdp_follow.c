@@ -29,7 +29,7 @@
  */
 #define GTDP_PAUSE_WAIT		(2 * HZ)
 
-/* The wait before another fork() that may fail, and be counted, doubles: to about an hour. */
+/* After a fork() that fails, which pids.events counts, the wait doubles: to about an hour. */
 #define GTDP_BACKOFF_THREAD	12
 
 /* A pass that maps next to nothing is followed by a pause so many times as long. */
@@ -48,7 +48,7 @@ static bool gtdp_has_run(struct kvm *kvm)
 	return false;
 }
 
-/* Has the VMM more pages, of any size, or page tables, which the zero page needs, or less? */
+/* Has the VMM more or fewer pages, of any size, or page tables?  The zero page needs these. */
 static bool gtdp_resident_changed(struct kvm_gtdp *gtdp)
 {
 	struct mm_struct *mm = gtdp->kvm->mm;
@@ -415,7 +415,7 @@ void __kvm_gtdp_vcpu_runs(struct kvm *kvm)
 {
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 
-	/* Else one that was created before all was turned off would be woken each time. */
+	/* Don't wake a follower that was created before all was turned off. */
 	if (!kvm_gtdp_enabled(kvm))
 		return;
 

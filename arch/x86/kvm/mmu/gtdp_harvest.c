@@ -29,8 +29,6 @@ struct gtdp_harvest {
 	gfn_t end;
 	/* Clear the Accessed bits of the pages in @accessed, instead of adding to these. */
 	bool clear;
-	/* An Accessed bit was cleared. */
-	bool flush;
 	/* Bit 0 is that of @start. */
 	DECLARE_BITMAP(accessed, GTDP_HARVEST_PAGES);
 };
@@ -72,7 +70,6 @@ static void harvest_spte(struct gtdp_harvest *h, u64 *sptep, u64 spte, gfn_t gfn
 		bitmap_set(h->accessed, first, stop - first);
 	} else if (end <= h->end && find_next_zero_bit(h->accessed, stop, first) == stop) {
 		mark_young(spte_to_pfn(spte));
-		h->flush = true;
 		while ((spte & mask) == mask &&
 		       !try_cmpxchg64(sptep, &spte, spte & ~shadow_accessed_mask))
 			;
@@ -127,7 +124,7 @@ static void harvest_roots(struct gtdp_harvest *h)
 }
 
 /* Harvest the first pages of @range, which moves forward. */
-static int harvest_pages(struct kvm *kvm, struct kvm_harvest_accessed *range, bool *flush)
+static int harvest_pages(struct kvm *kvm, struct kvm_harvest_accessed *range)
 {
 	const unsigned long nr = min(range->size >> PAGE_SHIFT, GTDP_HARVEST_PAGES);
 	const size_t bytes = DIV_ROUND_UP(nr, BITS_PER_U64) * sizeof(u64);
@@ -148,7 +145,6 @@ static int harvest_pages(struct kvm *kvm, struct kvm_harvest_accessed *range, bo
 	if (!bitmap_empty(h.accessed, nr)) {
 		h.clear = true;
 		harvest_roots(&h);
-		*flush |= h.flush;
 	}
 
 	range->accessed += (u64)bitmap_weight(h.accessed, nr) << PAGE_SHIFT;
@@ -162,7 +158,6 @@ int kvm_vm_ioctl_harvest_accessed(struct kvm *kvm, void __user *argp)
 {
 	struct kvm_harvest_accessed __user *user_range = argp;
 	struct kvm_harvest_accessed range;
-	bool flush = false;
 	int r = 0;
 
 	if (!kvm_gtdp_has(kvm, KVM_GLOBAL_TDP_HARVEST))
@@ -184,14 +179,14 @@ int kvm_vm_ioctl_harvest_accessed(struct kvm *kvm, void __user *argp)
 
 	/* Get on by one step at least, however many signals there are. */
 	while (range.size && !r) {
-		r = harvest_pages(kvm, &range, &flush);
+		r = harvest_pages(kvm, &range);
 		if (!r && range.size && signal_pending(current))
 			r = -EINTR;
 		cond_resched();
 	}
 
 	/* A CPU sets the bit of a page again only if the page is not in its TLB. */
-	if (flush)
+	if (range.accessed)
 		kvm_flush_remote_tlbs(kvm);
 
 	if (copy_to_user(user_range, &range, sizeof(range)))

@@ -5,7 +5,7 @@
 #include "global_tdp.h"
 #include "gtdp.h"
 
-/* Until the VMM unregisters it, however long that takes.  One check of a VMA is enough. */
+/* Is userfaultfd, until the VMM unregisters it, to deliver @gfn?  Ask once for each VMA. */
 static bool gtdp_is_uffd_pending(struct gtdp_pass *pass, gfn_t gfn)
 {
 	unsigned long hva = __gfn_to_hva_memslot(pass->p.slot, gfn);
@@ -180,7 +180,7 @@ void gtdp_run_pass(struct kvm_gtdp *gtdp, struct gtdp_pass *pass)
 			/*
 			 * A thread that never returns to userspace must do what is done on the
 			 * way there: to be stopped by cpu.max, among others, for which vCPUs
-			 * would pay.  A signal ends the next batch.
+			 * would pay.  A pending signal ends the pass.
 			 */
 			xfer_to_guest_mode_handle_work();
 		}

@@ -44,8 +44,8 @@ static noinline u64 make_slow_spte(struct kvm_tdp_populate *p, struct kvm_mmu_pa
 	spte = p->template[rw] | (pte & PTE_PFN_MASK);
 
 	/*
-	 * The template fits none as it is: writes are tracked.  Shadow pages can be neither
-	 * created nor synchronized while mmu_lock is held for read.
+	 * Writes are tracked, so the template fits no page as it is.  Shadow pages can be
+	 * neither created nor synchronized while mmu_lock is held for read.
 	 */
 	if (p->plain_pte[rw] == ~0ull &&
 	    mmu_try_to_unsync_pages(p->kvm, p->slot, gfn, false, true))
@@ -288,7 +288,7 @@ unsigned int tdp_fill_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *sp,
 	unsigned int stop = end - sp->gfn, i, run_end, nr = 0;
 
 	for_each_wanted_run(p, i, run_end, start - sp->gfn, stop) {
-		/* The rest of a longer run is the next one. */
+		/* Take a long run in parts. */
 		run_end = min(run_end, i + NR_ASIDE);
 		nr += fill_some_holes(p, sp, sp->gfn + i, run_end - i, installed);
 	}

@@ -19,7 +19,7 @@
 
 #include <linux/memcontrol.h>
 
-/* What came of the scan of a region.  Errors end the walk, and tell why if it is the first. */
+/* The result of a region's scan.  An error ends the walk; that of the first is the walk's. */
 enum scan_result {
 	/* Pages are mapped as far as the host has them, see region.mapped. */
 	SCAN_DONE,
@@ -27,7 +27,7 @@ enum scan_result {
 	SCAN_INCOMPLETE,
 	/* Of the VMAs behind it, one is not usable. */
 	SCAN_UNUSABLE,
-	/* They are to be found farther down.  An error if nothing is there, as it was zapped. */
+	/* A table below maps it.  The walk ends with this only if that was zapped since. */
 	SCAN_DESCEND = -EINPROGRESS,
 	/* Another thread was faster: scan again. */
 	SCAN_RACED = -EBUSY,
@@ -263,7 +263,7 @@ static enum scan_result populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu
 	if (result != SCAN_INCOMPLETE)
 		return result;
 
-	/* Else an empty page table might be allocated. */
+	/* The host maps nothing here: don't allocate and link an empty page table. */
 	if (!host_maps_any(p, r))
 		return SCAN_DONE;
 
@@ -303,7 +303,7 @@ static gfn_t first_run_end(const struct kvm_tdp_populate *p, struct region *r)
 	return r->start + run_end - first;
 }
 
-/* The same for the region at @gfn.  The first time, see what the host has of it. */
+/* Map what can be mapped of the region at @gfn.  The first time, see what the host has. */
 static enum scan_result populate_region(struct kvm_tdp_populate *p,
 					struct kvm_mmu_page *root,
 					struct tdp_iter *iter, struct region *r,
@@ -433,8 +433,8 @@ static struct kvm_mmu_page *find_root(struct kvm *kvm, union kvm_mmu_page_role r
 #define POPULATE_GFP	(GFP_NOWAIT | __GFP_ACCOUNT)
 
 /*
- * Whoever is charged above memory.high, of its cgroup or of one above, is to reclaim,
- * and to wait.  The follower, a worker that nobody waits for, does neither.
+ * A task that is charged above memory.high, of its cgroup or of one above, has to reclaim,
+ * and to wait.  The follower, a user worker, does without a page table instead.
  */
 static bool may_charge(void)
 {
