@@ -52,6 +52,10 @@ _ACCEPTED = {
             "arch/x86/kvm/mmu/gtdp_harvest.c",
             "context imbalance in 'harvest_roots' - wrong count at exit",
         ),
+        (
+            "arch/x86/kvm/mmu/tdp_populate.c",
+            "context imbalance in 'populate_under_lock' - wrong count at exit",
+        ),
         # tdp_mmu_iter_cond_resched(), which is inlined, drops the caller's lock for a writer.
         (
             "arch/x86/kvm/mmu/tdp_mmu.c",
