@@ -2,7 +2,7 @@
 
 import subprocess
 
-from lab.check import comments, ledger, noticed, sparse
+from lab.check import comments, ledger, noticed, prose, sparse
 from lab.error import LabError
 from lab.make import modules
 from lab.paths import ROOT, VENV_BIN
@@ -17,6 +17,7 @@ def lint() -> None:
         raise LabError("ruff objects to lab/: ruff check --fix, ruff format")
     copies.check()
     comments.check()
+    prose.check()
     noticed.SHOWN.check()
     ledger.check()
     modules.build()

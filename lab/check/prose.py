@@ -16,7 +16,7 @@ _BANNED = re.compile(
 _LEAD = re.compile(r"^([-*]|\d+\.)\s+")
 _NEW_BLOCK = re.compile(r"\s*([-*]|\d+\.)\s")
 _SKIPPED = re.compile(r"\s*(\||#|<!--|!\[)")
-_END = re.compile(r"(?<=[.?!])[*_)\"]*\s+(?=[*_(\"]*[A-Z`\[])|(?<=:)\s*$")
+_END = re.compile(r"(?<=[.?!])[*_)\"]*\s+|(?<=:)\s*$")
 _ABBREVIATION = re.compile(r"\b(i\.e|e\.g|vs)\. ")
 
 
