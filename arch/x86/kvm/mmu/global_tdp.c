@@ -147,16 +147,9 @@ static int gtdp_populate_slot(struct kvm_tdp_populate *p, gfn_t *gfn, gfn_t end,
 static const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, gfn_t *gfn,
 						    gfn_t end, bool skip)
 {
-	const struct kvm_memory_slot *slot = __gfn_to_memslot(slots, *gfn);
 	struct kvm_memslot_iter iter;
 
-	if (slot && gtdp_is_user_slot(slot))
-		return slot;
-
-	if (!skip)
-		return NULL;
-
-	kvm_for_each_memslot_in_gfn_range(&iter, slots, *gfn, end) {
+	kvm_for_each_memslot_in_gfn_range(&iter, slots, *gfn, skip ? end : *gfn + 1) {
 		if (!gtdp_is_user_slot(iter.slot))
 			continue;
 
@@ -164,7 +157,8 @@ static const struct kvm_memory_slot *gtdp_find_slot(struct kvm_memslots *slots, 
 		return iter.slot;
 	}
 
-	*gfn = end;
+	if (skip)
+		*gfn = end;
 	return NULL;
 }
 
@@ -373,7 +367,7 @@ static gfn_t gtdp_next_hole(struct kvm_vcpu *vcpu, gfn_t gfn, gfn_t end)
  * walk has come, and don't scan the rest again for each absent page.  What an earlier call
  * has left there costs time only: pages are faulted that could have been populated.
  */
-u64 __kvm_gtdp_prefault(struct kvm_vcpu *vcpu, const struct kvm_pre_fault_memory *range)
+u64 kvm_gtdp_prefault(struct kvm_vcpu *vcpu, const struct kvm_pre_fault_memory *range)
 {
 	const gfn_t gfn = gpa_to_gfn(range->gpa), end = gfn + (range->size >> PAGE_SHIFT);
 	struct kvm_tdp_populate p = {
@@ -418,7 +412,7 @@ u64 kvm_gtdp_supported(struct kvm *kvm)
 	 * would answer with #PF is mapped.  All SPTEs of a memslot must be alike but for
 	 * the pfn: without PAT, those of reserved pages are not, see kvm_is_mmio_pfn().
 	 */
-	if (!tdp_mmu_enabled || allow_smaller_maxphyaddr || !pat_enabled() || gtdp_is_stopped())
+	if (!tdp_mmu_enabled || allow_smaller_maxphyaddr || !pat_enabled() || kvm_gtdp_is_stopped())
 		return 0;
 
 	/* Private memory is not the host's to map. */
@@ -428,46 +422,48 @@ u64 kvm_gtdp_supported(struct kvm *kvm)
 	return KVM_GTDP_FEATURES | (kvm_ad_enabled ? KVM_GTDP_ON_REQUEST : 0);
 }
 
-bool gtdp_is_stopped(void)
+bool kvm_gtdp_is_stopped(void)
 {
 	return READ_ONCE(global_tdp) == GTDP_NEVER;
 }
 
-bool __kvm_gtdp_enabled(struct kvm *kvm)
+/* The VM has had none of it: prepare it, with nothing on. */
+static int gtdp_ensure(struct kvm *kvm)
 {
-	return READ_ONCE(kvm->arch.gtdp->features);
-}
+	struct kvm_gtdp *gtdp;
 
-bool __kvm_gtdp_has(struct kvm *kvm, u64 features)
-{
-	return READ_ONCE(kvm->arch.gtdp->features) & features && !gtdp_is_stopped();
-}
+	if (kvm->arch.gtdp)
+		return 0;
 
-static struct kvm_gtdp *gtdp_alloc(struct kvm *kvm)
-{
-	struct kvm_gtdp *gtdp = kzalloc(sizeof(*gtdp), GFP_KERNEL_ACCOUNT);
+	gtdp = kzalloc(sizeof(*gtdp), GFP_KERNEL_ACCOUNT);
+	if (!gtdp)
+		return -ENOMEM;
 
-	if (gtdp) {
-		once_init(&gtdp->follower_once);
-		gtdp->kvm = kvm;
-	}
-	return gtdp;
+	once_init(&gtdp->follower_once);
+	gtdp->kvm = kvm;
+
+	/*
+	 * The hooks read it without a lock, so publish it complete, and don't
+	 * free it before the VM is destroyed.
+	 */
+	smp_store_release(&kvm->arch.gtdp, gtdp);
+
+	/* Without a vCPU nothing is mapped, i.e. nobody has work to do. */
+	WRITE_ONCE(kvm->arch.shared_mmu_lock, true);
+	return 0;
 }
 
 int kvm_gtdp_init_vm(struct kvm *kvm)
 {
+	u64 features = KVM_GTDP_FEATURES;
+
 	if (READ_ONCE(global_tdp) != GTDP_ALWAYS || !kvm_gtdp_supported(kvm))
 		return 0;
 
-	kvm->arch.gtdp = gtdp_alloc(kvm);
-	if (!kvm->arch.gtdp)
-		return -ENOMEM;
-
-	kvm->arch.gtdp->features = KVM_GTDP_FEATURES;
 	if (!READ_ONCE(global_tdp_page_cache))
-		kvm->arch.gtdp->features &= ~KVM_GLOBAL_TDP_PAGE_CACHE;
-	kvm->arch.shared_mmu_lock = true;
-	return 0;
+		features &= ~KVM_GLOBAL_TDP_PAGE_CACHE;
+	kvm->arch.gtdp_features = features;
+	return gtdp_ensure(kvm);
 }
 
 /*
@@ -506,31 +502,8 @@ static int gtdp_track_slots(struct kvm *kvm, u64 features)
  */
 static void gtdp_disable(struct kvm *kvm)
 {
-	WRITE_ONCE(kvm->arch.gtdp->features, 0);
+	WRITE_ONCE(kvm->arch.gtdp_features, 0);
 	synchronize_srcu_expedited(&kvm->srcu);
-}
-
-/* The VM has had none of it: prepare it, with nothing on. */
-static int gtdp_ensure(struct kvm *kvm)
-{
-	struct kvm_gtdp *gtdp;
-
-	if (kvm->arch.gtdp)
-		return 0;
-
-	gtdp = gtdp_alloc(kvm);
-	if (!gtdp)
-		return -ENOMEM;
-
-	/*
-	 * The hooks read it without a lock, so publish it complete, and don't
-	 * free it before the VM is destroyed.
-	 */
-	smp_store_release(&kvm->arch.gtdp, gtdp);
-
-	/* Without a vCPU nothing is mapped, i.e. nobody has work to do. */
-	WRITE_ONCE(kvm->arch.shared_mmu_lock, true);
-	return 0;
 }
 
 int kvm_gtdp_enable(struct kvm *kvm, u64 features)
@@ -559,17 +532,17 @@ int kvm_gtdp_enable(struct kvm *kvm, u64 features)
 	if (r)
 		return r;
 
-	if (kvm->arch.gtdp->features == features)
+	if (kvm->arch.gtdp_features == features)
 		return 0;
 
-	if (kvm->arch.gtdp->features)
+	if (kvm->arch.gtdp_features)
 		gtdp_disable(kvm);
 
 	r = gtdp_track_slots(kvm, features);
 	if (r)
 		return r;
 
-	WRITE_ONCE(kvm->arch.gtdp->features, features);
+	WRITE_ONCE(kvm->arch.gtdp_features, features);
 	if (features & KVM_GLOBAL_TDP_FOLLOW)
 		gtdp_wake_follower(kvm->arch.gtdp, GTDP_URGENT);
 	return 0;

@@ -67,9 +67,6 @@ struct gtdp_pass {
 	/* userfaultfd is to deliver some of what is absent. */
 	bool uffd_pending;
 	unsigned long scans;
-	/* Of what is here, by the host's addresses, userfaultfd is to deliver nothing. */
-	unsigned long no_uffd_start;
-	unsigned long no_uffd_end;
 	/*
 	 * -EAGAIN: something that can't be done now must be tried again.
 	 * -EINTR or, without memory for page tables, -ENOMEM: it ended early.
@@ -85,11 +82,6 @@ static inline bool gtdp_is_partial(const struct gtdp_pass *pass)
 
 struct kvm_gtdp {
 	struct kvm *kvm;
-	/*
-	 * KVM_GLOBAL_TDP_*, constant once there is a vCPU, until the VM goes away.  Code
-	 * that maps something reads it under SRCU.
-	 */
-	u64 features;
 
 	struct once follower_once;
 	struct vhost_task *follower;
@@ -118,13 +110,10 @@ struct kvm_gtdp {
 	unsigned long idle_until;
 };
 
-/* Is kvm.global_tdp "never"? */
-bool gtdp_is_stopped(void);
-
 /* The tracker records zaps then, too.  Otherwise a later pass would miss them. */
-static inline bool gtdp_follows(const struct kvm_gtdp *gtdp)
+static inline bool gtdp_follows(const struct kvm *kvm)
 {
-	return READ_ONCE(gtdp->features) & KVM_GLOBAL_TDP_FOLLOW;
+	return READ_ONCE(kvm->arch.gtdp_features) & KVM_GLOBAL_TDP_FOLLOW;
 }
 
 /* What faults map of a slot with a guest_memfd need not be what is at its hva. */

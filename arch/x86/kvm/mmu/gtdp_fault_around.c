@@ -78,7 +78,7 @@ static bool gtdp_host_has_more(const struct kvm_tdp_populate *p, const u64 *spt,
 
 	guard(irqsave)();
 
-	m = tdp_host_mapping(p->kvm, __gfn_to_hva_memslot(p->slot, w.start), w.end - w.start);
+	m = tdp_host_mapping(p->kvm->mm, __gfn_to_hva_memslot(p->slot, w.start), w.end - w.start);
 	for (i = 0; i < m.nr; i++) {
 		if (!gtdp_is_mapped(spt, w.start + i) && host_pte(&m, i) & _PAGE_PRESENT)
 			return true;
@@ -147,11 +147,15 @@ int kvm_gtdp_link_sp(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault,
 	return r;
 }
 
-void __kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault)
+void kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault, int r)
 {
 	struct kvm_tdp_populate p;
 	struct gtdp_window w;
 	bool cached = false;
+
+	/* Someone else, e.g. the follower, may have been faster with the page itself. */
+	if (r != RET_PF_FIXED && r != RET_PF_SPURIOUS)
+		return;
 
 	if (!kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_FAULT_AROUND) || fault->filled ||
 	    !gtdp_begin_fault_around(vcpu, fault, &p))

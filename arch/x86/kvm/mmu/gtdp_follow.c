@@ -263,7 +263,7 @@ static void gtdp_work(struct kvm_gtdp *gtdp)
 		gtdp_expedite_pass(gtdp, marked);
 
 	/* Whoever turns it on again wakes the follower after that. */
-	if (!kvm_gtdp_enabled(gtdp->kvm)) {
+	if (!READ_ONCE(gtdp->kvm->arch.gtdp_features)) {
 		gtdp->pass = (struct gtdp_pass) {};
 		gtdp_set_state(gtdp, GTDP_ASLEEP);
 		return;
@@ -300,7 +300,7 @@ static bool gtdp_follower_fn(void *data)
 	long wait;
 
 	/* Stopped: keep the state.  gtdp_set_mode() wakes the follower. */
-	if (gtdp_is_stopped())
+	if (kvm_gtdp_is_stopped())
 		return false;
 
 	if (marked)
@@ -402,7 +402,7 @@ int gtdp_start_follower(struct kvm_gtdp *gtdp)
  * may well unshare namespaces or fork device processes in between, which must be done
  * while they are single-threaded.
  */
-void __kvm_gtdp_want_follower(struct kvm *kvm)
+void kvm_gtdp_want_follower(struct kvm *kvm)
 {
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 
@@ -411,32 +411,32 @@ void __kvm_gtdp_want_follower(struct kvm *kvm)
 		gtdp_start_follower(gtdp);
 }
 
-void __kvm_gtdp_vcpu_runs(struct kvm *kvm)
+void kvm_gtdp_vcpu_runs(struct kvm *kvm)
 {
 	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
 
 	/* Don't wake a follower that was created before all was turned off. */
-	if (!kvm_gtdp_enabled(kvm))
+	if (!READ_ONCE(kvm->arch.gtdp_features))
 		return;
 
 	/* The follower may be waiting for memory: that is over, as it soon sees. */
 	if (READ_ONCE(gtdp->follower) && !READ_ONCE(gtdp->has_run))
 		gtdp_wake_follower(gtdp, GTDP_URGENT);
 	else
-		__kvm_gtdp_want_follower(kvm);
+		kvm_gtdp_want_follower(kvm);
 }
 
-void __kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
-			     enum kvm_mr_change change)
+void kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,
+			   enum kvm_mr_change change)
 {
-	if (!gtdp_follows(kvm->arch.gtdp) || change == KVM_MR_DELETE || slot->as_id)
+	if (!gtdp_follows(kvm) || change == KVM_MR_DELETE || slot->as_id)
 		return;
 
 	/* Starting to log gains nothing, ending it may gain huge pages. */
 	if (change == KVM_MR_FLAGS_ONLY && kvm_slot_dirty_track_enabled(slot))
 		return;
 
-	__kvm_gtdp_want_follower(kvm);
+	kvm_gtdp_want_follower(kvm);
 	gtdp_mark(kvm->arch.gtdp, slot, slot->base_gfn, gtdp_slot_end(slot), GTDP_NEW);
 	gtdp_wake_follower(kvm->arch.gtdp, GTDP_URGENT);
 }
@@ -448,7 +448,7 @@ void kvm_gtdp_stop(struct kvm_gtdp *gtdp)
 	 * mmu_lock held: from here on they don't.  And its pass ends early.
 	 */
 	write_lock(&gtdp->kvm->mmu_lock);
-	WRITE_ONCE(gtdp->features, 0);
+	WRITE_ONCE(gtdp->kvm->arch.gtdp_features, 0);
 	write_unlock(&gtdp->kvm->mmu_lock);
 
 	if (gtdp->follower)

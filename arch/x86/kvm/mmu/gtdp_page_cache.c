@@ -16,6 +16,7 @@
 #include "global_tdp.h"
 #include "gtdp.h"
 #include "spte.h"
+#include "tdp_host.h"
 
 #include <linux/folio_batch.h>
 #include <linux/mm.h>
@@ -48,25 +49,12 @@ static bool gtdp_is_vma_cached(struct vm_area_struct *vma, const struct kvm_page
 	       !(vma->vm_flags & (VM_IO | VM_PFNMAP | VM_MIXEDMAP | VM_LOCKONFAULT));
 }
 
-/* The PMD that maps @hva, if there is one; mmap_lock keeps the table that it is in. */
-static pmd_t *gtdp_host_pmd(struct mm_struct *mm, unsigned long hva)
+/* Whether the host has a page table for @hva; mmap_lock keeps the tables above it. */
+static bool gtdp_has_host_table(struct mm_struct *mm, unsigned long hva)
 {
-	pgd_t *pgd = pgd_offset(mm, hva);
-	p4d_t *p4d;
-	pud_t *pud;
+	guard(irqsave)();
 
-	if (pgd_none(READ_ONCE(*pgd)))
-		return NULL;
-
-	p4d = p4d_offset(pgd, hva);
-	if (p4d_none(READ_ONCE(*p4d)))
-		return NULL;
-
-	pud = pud_offset(p4d, hva);
-	if (!pud_present(READ_ONCE(*pud)) || pud_leaf(READ_ONCE(*pud)))
-		return NULL;
-
-	return pmd_offset(pud, hva);
+	return tdp_host_mapping(mm, hva, 1).ptep;
 }
 
 /* What a fault would map as it is: without I/O, and without asking for more. */
@@ -128,14 +116,12 @@ static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
 	const unsigned int mmap_miss = READ_ONCE(ra->mmap_miss);
 	unsigned long next;
 
-	vmf.pmd = gtdp_host_pmd(vma->vm_mm, start);
-	if (wanted && (!vmf.pmd || pmd_none(pmdp_get_lockless(vmf.pmd))) &&
-	    gtdp_map_one(vma, start, end))
-		vmf.pmd = gtdp_host_pmd(vma->vm_mm, start);
-
-	/* What became of it in the meantime is for the callee to see, under its lock. */
-	if (!vmf.pmd || pmd_none(pmdp_get_lockless(vmf.pmd)))
+	if (!gtdp_has_host_table(vma->vm_mm, start) &&
+	    !(wanted && gtdp_map_one(vma, start, end)))
 		return false;
+
+	/* What becomes of the table is for the callee to see, under its lock. */
+	vmf.pmd = pmd_off(vma->vm_mm, start);
 
 	for ( ; start < end; start = next) {
 		next = min(end, start + GTDP_MAP_BYTES);

@@ -5,7 +5,7 @@
 #include "global_tdp.h"
 #include "gtdp.h"
 
-/* Is userfaultfd, until the VMM unregisters it, to deliver @gfn?  Ask once for each VMA. */
+/* Is userfaultfd, until the VMM unregisters it, to deliver @gfn? */
 static bool gtdp_is_uffd_pending(struct gtdp_pass *pass, gfn_t gfn)
 {
 	unsigned long hva = __gfn_to_hva_memslot(pass->p.slot, gfn);
@@ -13,19 +13,12 @@ static bool gtdp_is_uffd_pending(struct gtdp_pass *pass, gfn_t gfn)
 	struct vm_area_struct *vma;
 	bool uffd_pending;
 
-	if (hva >= pass->no_uffd_start && hva < pass->no_uffd_end)
-		return false;
-
 	/* Ask again later. */
 	if (!mmap_read_trylock(mm))
 		return true;
 
 	vma = vma_lookup(mm, hva);
 	uffd_pending = vma && (vma->vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR));
-	if (vma && !uffd_pending) {
-		pass->no_uffd_start = hva;
-		pass->no_uffd_end = vma->vm_end;
-	}
 	mmap_read_unlock(mm);
 
 	return uffd_pending;
@@ -148,7 +141,6 @@ static bool gtdp_scan_batch(struct gtdp_pass *pass)
 
 	/* VMAs are known for as long as memslots can't go away. */
 	pass->p.vma_end = 0;
-	pass->no_uffd_end = 0;
 
 	kvm_for_each_memslot_in_gfn_range(&iter, __kvm_memslots(kvm, pass->as_id),
 					  pass->gfn, max_gfn) {

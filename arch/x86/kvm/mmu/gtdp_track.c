@@ -53,11 +53,11 @@ void gtdp_mark(struct kvm_gtdp *gtdp, const struct kvm_memory_slot *slot,
 	}
 }
 
-void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
-		       gfn_t start, gfn_t end)
+void kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
+		     gfn_t start, gfn_t end)
 {
 	/* The SMM root is filled on request only, guest_memfd never. */
-	if (!gtdp_follows(kvm->arch.gtdp) || slot->as_id ||
+	if (!gtdp_follows(kvm) || slot->as_id ||
 	    !slot->arch.gtdp_regions)
 		return;
 
@@ -65,14 +65,14 @@ void __kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
 	gtdp_wake_follower(kvm->arch.gtdp, GTDP_MARKED);
 }
 
-void __kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
+void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
 {
 	struct kvm_memslots *slots = __kvm_memslots(kvm, 0);
 	struct kvm_memslot_iter iter;
 
 	kvm_for_each_memslot_in_gfn_range(&iter, slots, start, end)
-		__kvm_gtdp_zapped(kvm, iter.slot, max(start, iter.slot->base_gfn),
-				  min(end, gtdp_slot_end(iter.slot)));
+		kvm_gtdp_zapped(kvm, iter.slot, max(start, iter.slot->base_gfn),
+				min(end, gtdp_slot_end(iter.slot)));
 }
 
 int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot)

@@ -150,7 +150,7 @@ fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_page *root, u64 *spt,
 
 	local_irq_save(flags);
 	while (i < stop) {
-		m = tdp_host_mapping(p->kvm, hva, stop - i);
+		m = tdp_host_mapping(p->kvm->mm, hva, stop - i);
 
 		for (j = 0; j < m.nr; j++) {
 			if (m.ptep) {

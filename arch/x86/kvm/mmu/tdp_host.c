@@ -24,7 +24,7 @@ static u64 huge_to_pte(u64 entry, u64 offset)
  * good for longer, until mmu_lock is dropped: take them, and deal with those that
  * take some time, e.g. to look for shadow pages, with IRQs on.
  */
-struct host_mapping tdp_host_mapping(struct kvm *kvm, unsigned long hva, unsigned int max)
+struct host_mapping tdp_host_mapping(struct mm_struct *mm, unsigned long hva, unsigned int max)
 {
 	struct host_mapping m = { .level = PG_LEVEL_4K };
 	pgd_t pgd;
@@ -37,7 +37,7 @@ struct host_mapping tdp_host_mapping(struct kvm *kvm, unsigned long hva, unsigne
 	/* Never reaches over the end of a PMD: the caller asks again. */
 	m.nr = min_t(unsigned long, max, (PMD_SIZE - (hva & ~PMD_MASK)) >> PAGE_SHIFT);
 
-	pgd = READ_ONCE(*pgd_offset(kvm->mm, hva));
+	pgd = READ_ONCE(*pgd_offset(mm, hva));
 	if (pgd_none(pgd))
 		return m;
 

@@ -65,7 +65,7 @@ static inline kvm_pfn_t host_pte_pfn(u64 pte)
 	return (pte & PTE_PFN_MASK) >> PAGE_SHIFT;
 }
 
-struct host_mapping tdp_host_mapping(struct kvm *kvm, unsigned long hva, unsigned int max);
+struct host_mapping tdp_host_mapping(struct mm_struct *mm, unsigned long hva, unsigned int max);
 bool is_host_pte_usable(const struct kvm_tdp_populate *p, u64 pte);
 int tdp_host_find_vmas(struct kvm_tdp_populate *p, unsigned long start, unsigned long end);
 

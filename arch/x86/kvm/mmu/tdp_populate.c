@@ -80,7 +80,7 @@ static __always_inline struct host_mapping host_mapping(struct kvm_tdp_populate 
 	unsigned long flags;
 
 	local_irq_save(flags);
-	m = tdp_host_mapping(p->kvm, __gfn_to_hva_memslot(p->slot, gfn), end - gfn);
+	m = tdp_host_mapping(p->kvm->mm, __gfn_to_hva_memslot(p->slot, gfn), end - gfn);
 	local_irq_restore(flags);
 
 	return m;
@@ -291,25 +291,15 @@ static void count_absent(struct kvm_tdp_populate *p, u64 nr)
 /* Regions, other than new page tables, per acquisition of mmu_lock. */
 #define SCANS_PER_LOCK	16
 
-/* Where the first run of pages of @r that are wanted ends. */
-static gfn_t first_run_end(const struct kvm_tdp_populate *p, struct region *r)
-{
-	unsigned int first = r->start & (SPTE_ENT_PER_PAGE - 1), run, run_end;
-
-	/* A walk begins with a page that is wanted. */
-	run = tdp_next_run(p, first, first + (r->end - r->start), &run_end);
-	KVM_MMU_WARN_ON(run != first);
-
-	return r->start + run_end - first;
-}
-
 /* Map what can be mapped of the region at @gfn.  The first time, see what the host has. */
 static enum scan_result populate_region(struct kvm_tdp_populate *p,
 					struct kvm_mmu_page *root,
 					struct tdp_iter *iter, struct region *r,
 					gfn_t gfn, gfn_t end)
 {
+	const unsigned int first = gfn & (SPTE_ENT_PER_PAGE - 1);
 	enum scan_result result;
+	unsigned int run_end;
 
 	/* A table on the way down was zapped, and the walk went past it. */
 	if (iter->gfn > gfn)
@@ -324,8 +314,12 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 		if (likely(result != SCAN_UNUSABLE))
 			return result;
 
-		/* It may be nothing but what is not wanted that can't be mapped. */
-		end = first_run_end(p, r);
+		/*
+		 * Maybe only pages that are not wanted can't be mapped: try the first run of
+		 * those that are.  A walk begins with a page that is wanted.
+		 */
+		KVM_MMU_WARN_ON(tdp_next_run(p, first, first + (r->end - gfn), &run_end) != first);
+		end = gfn + run_end - first;
 		if (end == r->end)
 			return SCAN_DONE;
 		if (!scan_host(p, r, gfn, end))
@@ -358,21 +352,6 @@ static void finish_region(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 		count_absent(p, r->nr - r->mapped);
 }
 
-/* Whether to drop mmu_lock after a region, the last of so many scans. */
-static bool should_unlock(struct tdp_iter *iter, struct region *r, unsigned int scans)
-{
-	/*
-	 * The walk goes on behind the SPTE, i.e. passes by regions that are not
-	 * reached by a table yet.
-	 */
-	if (iter->level > PG_LEVEL_2M)
-		return true;
-
-	/* A table's worth of 4KiB pages is enough for a waiting writer. */
-	return scans == SCANS_PER_LOCK ||
-	       (r->installed && r->leaf_level == PG_LEVEL_4K);
-}
-
 /*
  * Map what is present from @start on, until @end or until enough has been done
  * for one acquisition of mmu_lock, which is held for read, as is RCU.  Returns
@@ -402,27 +381,16 @@ static long populate_range(struct kvm_tdp_populate *p, struct kvm_mmu_page *root
 		finish_region(p, &iter, &r, end);
 		gfn = r.end;
 
-		if (should_unlock(&iter, &r, ++scans))
+		/*
+		 * A table's worth of 4KiB pages is enough for a waiting writer.  Above 2MiB, the
+		 * walk goes on behind the SPTE, past regions that no table reaches yet.
+		 */
+		if (iter.level > PG_LEVEL_2M || ++scans == SCANS_PER_LOCK ||
+		    (r.installed && r.leaf_level == PG_LEVEL_4K))
 			break;
 	}
 
 	return gfn > start ? gfn - start : result;
-}
-
-/* The valid root with the wanted role, stable while mmu_lock is held. */
-static struct kvm_mmu_page *find_root(struct kvm *kvm, union kvm_mmu_page_role role)
-{
-	struct kvm_mmu_page *root;
-
-	lockdep_assert_held_read(&kvm->mmu_lock);
-
-	/* The role of a root includes that it is valid. */
-	list_for_each_entry_rcu(root, &kvm->arch.tdp_mmu_roots, link) {
-		if (root->role.word == role.word)
-			return root;
-	}
-
-	return NULL;
 }
 
 /*
@@ -474,7 +442,10 @@ static int topup_sps(struct kvm_tdp_populate *p)
 	return 0;
 }
 
-/* The root may have gone invalid since mmu_lock was dropped. */
+/*
+ * The root may have gone invalid since mmu_lock was dropped.  The role says whether a root is
+ * valid.
+ */
 static long populate_under_lock(struct kvm_tdp_populate *p, gfn_t start, gfn_t end)
 {
 	struct kvm_mmu_page *root;
@@ -482,8 +453,12 @@ static long populate_under_lock(struct kvm_tdp_populate *p, gfn_t start, gfn_t e
 	guard(read_lock)(&p->kvm->mmu_lock);
 	guard(rcu)();
 
-	root = find_root(p->kvm, p->role);
-	return root ? populate_range(p, root, start, end) : -ENOENT;
+	list_for_each_entry_rcu(root, &p->kvm->arch.tdp_mmu_roots, link) {
+		if (root->role.word == p->role.word)
+			return populate_range(p, root, start, end);
+	}
+
+	return -ENOENT;
 }
 
 /*
