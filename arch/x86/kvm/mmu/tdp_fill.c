@@ -266,11 +266,15 @@ static unsigned int fill_some_holes(struct kvm_tdp_populate *p, struct kvm_mmu_p
 		if (test_bit(i, slow))
 			spte = make_slow_spte(p, sp, gfn + i, spte);
 
-		if (is_shadow_present_pte(spte) && !is_frozen_spte(old_spte) &&
-		    try_cmpxchg64(&spt[i], &old_spte, spte))
-			(*installed)++;
-		else
-			nr_absent += !is_shadow_present_pte(old_spte);
+		/* Again if a vCPU that found no memslot has put an MMIO SPTE there. */
+		while (is_shadow_present_pte(spte) && !is_shadow_present_pte(old_spte) &&
+		       !is_frozen_spte(old_spte)) {
+			if (try_cmpxchg64(&spt[i], &old_spte, spte)) {
+				old_spte = spte;
+				(*installed)++;
+			}
+		}
+		nr_absent += !is_shadow_present_pte(old_spte);
 	}
 
 	return nr - nr_absent;

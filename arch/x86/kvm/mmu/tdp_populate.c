@@ -299,7 +299,7 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 {
 	const unsigned int first = gfn & (SPTE_ENT_PER_PAGE - 1);
 	enum scan_result result;
-	unsigned int run_end;
+	unsigned int run, run_end;
 
 	/* A table on the way down was zapped, and the walk went past it. */
 	if (iter->gfn > gfn)
@@ -318,7 +318,8 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 		 * Maybe only pages that are not wanted can't be mapped: try the first run of
 		 * those that are.  A walk begins with a page that is wanted.
 		 */
-		KVM_MMU_WARN_ON(tdp_next_run(p, first, first + (r->end - gfn), &run_end) != first);
+		run = tdp_next_run(p, first, first + (r->end - gfn), &run_end);
+		KVM_MMU_WARN_ON(run != first);
 		end = gfn + run_end - first;
 		if (end == r->end)
 			return SCAN_DONE;
