@@ -435,7 +435,7 @@ static int gtdp_ensure(struct kvm *kvm)
 	if (kvm->arch.gtdp)
 		return 0;
 
-	gtdp = kzalloc(sizeof(*gtdp), GFP_KERNEL_ACCOUNT);
+	gtdp = kzalloc_obj(*gtdp, GFP_KERNEL_ACCOUNT);
 	if (!gtdp)
 		return -ENOMEM;
 
