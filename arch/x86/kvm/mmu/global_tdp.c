@@ -239,7 +239,7 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 	gfn_t end = gfn + (range->size >> PAGE_SHIFT);
 	struct kvm_tdp_populate p = { .kvm = kvm };
 	int retries = GTDP_RETRIES, r = 0;
-	u64 start = ktime_get_ns();
+	const struct gtdp_timer timer = gtdp_timer();
 
 	/* Unknown until a vCPU has been given its CPUID. */
 	if (!kvm_mmu_get_vm_root_role(kvm, range->as_id, &p.role) &&
@@ -267,7 +267,7 @@ static int gtdp_populate(struct kvm *kvm, struct kvm_populate_memory *range)
 	}
 
 	kvm_tdp_populate_end(&p);
-	atomic64_add(ktime_get_ns() - start, &kvm->stat.tdp_populate_time_ns);
+	atomic64_add(gtdp_timer_ns(&timer), &kvm->stat.tdp_populate_time_ns);
 
 	if (range->flags & KVM_POPULATE_BITMAP) {
 		/* If it is to go on, then with a word of the bitmap. */

@@ -58,7 +58,7 @@ u64 kvm_gtdp_prefault(struct kvm_vcpu *vcpu, const struct kvm_pre_fault_memory *
 void kvm_gtdp_want_follower(struct kvm *kvm);
 
 /* A vCPU is about to run. */
-void kvm_gtdp_vcpu_runs(struct kvm *kvm);
+void kvm_gtdp_vcpu_runs(struct kvm_vcpu *vcpu);
 
 int kvm_gtdp_alloc_slot(struct kvm *kvm, struct kvm_memory_slot *slot);
 /* For any VM. */

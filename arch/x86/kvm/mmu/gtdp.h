@@ -39,20 +39,9 @@ enum gtdp_todo {
 	GTDP_LAST_LOOK = GTDP_ZAPPED + GTDP_LOOKS - 1,
 };
 
-/* What the follower does; gtdp_expedite_pass() and gtdp_next_delay() say what comes next. */
-enum gtdp_state {
-	/* Nothing will be due: wait for something to be marked. */
-	GTDP_ASLEEP,
-	/* Memory arrives, or did until recently: scan all that is not complete. */
-	GTDP_ARRIVING,
-	/* No vCPU has run: see whether more is resident. */
-	GTDP_WATCHING,
-	/* vCPUs run: scan what was zapped, if due, or userfaultfd is to deliver. */
-	GTDP_TRICKLING,
-};
-
 #define GTDP_MARKED		1	/* Something was marked. */
 #define GTDP_URGENT		3	/* And someone is waiting for it: don't sleep any longer. */
+#define GTDP_RUNS		7	/* And now a vCPU runs, for the first time. */
 
 /* The follower's walk over the memslots. */
 struct gtdp_pass {
@@ -64,8 +53,6 @@ struct gtdp_pass {
 	u8 todos;
 	/* More is resident, or was found where there was none before. */
 	bool arrived;
-	/* userfaultfd is to deliver some of what is absent. */
-	bool uffd_pending;
 	unsigned long scans;
 	/*
 	 * -EAGAIN: something that can't be done now must be tried again.
@@ -87,19 +74,18 @@ struct kvm_gtdp {
 	struct vhost_task *follower;
 	/* In jiffies: when to try again to create the follower, at the earliest. */
 	unsigned long thread_retry;
-	/* Since the follower's last pass: 0, GTDP_MARKED or GTDP_URGENT. */
+	/* Since the follower's last pass: 0, or GTDP_MARKED and above. */
 	atomic_t marked;
 
 	/* A vCPU has run, i.e. vCPUs fault on what they need. */
 	bool has_run;
 
 	/* Private to the follower. */
-	enum gtdp_state state;
 	struct gtdp_pass pass;
 	u64 resident;
 	/* In jiffies: when what was zapped is due, by the looks that it has had, or 0. */
 	unsigned long due[GTDP_LOOKS];
-	/* Jiffies between passes. */
+	/* Jiffies between passes; the most once memory has ceased to arrive. */
 	int pause;
 	/*
 	 * In jiffies: when the next regular pass is planned; until when these are throttled;
@@ -120,6 +106,26 @@ static inline bool gtdp_follows(const struct kvm *kvm)
 static inline bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
 {
 	return slot->id < KVM_USER_MEM_SLOTS && !kvm_slot_has_gmem(slot);
+}
+
+struct gtdp_timer {
+	u64 start;
+	u64 runtime;
+};
+
+static inline struct gtdp_timer gtdp_timer(void)
+{
+	return (struct gtdp_timer) { ktime_get_ns(), current->se.sum_exec_runtime };
+}
+
+/*
+ * For how long the thread has had a CPU since: all of the time, unless the scheduler, which
+ * counts at each tick and each switch, knows better.
+ */
+static inline u64 gtdp_timer_ns(const struct gtdp_timer *t)
+{
+	return min_t(u64, ktime_get_ns() - t->start,
+		     current->se.sum_exec_runtime - t->runtime + TICK_NSEC);
 }
 
 static inline u8 *gtdp_region(const struct kvm_memory_slot *slot, gfn_t gfn)

@@ -132,9 +132,21 @@ static bool gtdp_begin_fault_around(struct kvm_vcpu *vcpu, const struct kvm_page
 	       fault->goal_level == PG_LEVEL_4K && !p->role.guest_mode;
 }
 
+static void gtdp_account(const struct kvm_tdp_populate *p, const struct gtdp_timer *timer)
+{
+	struct kvm_vm_stat *stat = &p->kvm->stat;
+	u64 ns = gtdp_timer_ns(timer);
+
+	atomic64_add(p->installed, &stat->tdp_fault_around);
+	atomic64_add(ns, &stat->tdp_fault_around_time_ns);
+	atomic64_inc(&stat->tdp_fault_around_hist[min_t(int, fls64(ns),
+							TDP_FAULT_AROUND_HIST_COUNT - 1)]);
+}
+
 int kvm_gtdp_link_sp(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault,
 		     struct tdp_iter *iter, struct kvm_mmu_page *sp)
 {
+	const struct gtdp_timer timer = gtdp_timer();
 	struct kvm_tdp_populate p;
 	int r;
 
@@ -143,13 +155,14 @@ int kvm_gtdp_link_sp(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault,
 
 	r = kvm_tdp_populate_link(&p, iter, sp, fault->gfn);
 	fault->filled = p.installed;
-	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);
+	gtdp_account(&p, &timer);
 	return r;
 }
 
 void kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault, int r)
 {
 	struct kvm_tdp_populate p;
+	struct gtdp_timer timer;
 	struct gtdp_window w;
 	bool cached = false;
 
@@ -163,19 +176,23 @@ void kvm_gtdp_fault_around(struct kvm_vcpu *vcpu, struct kvm_page_fault *fault, 
 
 	if (kvm_gtdp_has(vcpu->kvm, KVM_GLOBAL_TDP_PAGE_CACHE)) {
 		w = gtdp_find_window(vcpu, &p, fault->gfn, false);
-		if (w.end - w.start > GTDP_AROUND)
+		if (w.end - w.start > GTDP_AROUND) {
+			timer = gtdp_timer();
 			cached = gtdp_map_page_cache(&p, w.start, w.end, fault);
+		}
 	}
 
-	if (!cached)
+	if (!cached) {
 		w = gtdp_find_window(vcpu, &p, fault->gfn, true);
-	if (w.start == w.end)
-		return;
+		if (w.start == w.end)
+			return;
+		timer = gtdp_timer();
+	}
 
 	kvm_tdp_populate(&p, w.start, w.end);
 	kvm_tdp_populate_end(&p);
 
-	atomic64_add(p.installed, &vcpu->kvm->stat.tdp_fault_around);
+	gtdp_account(&p, &timer);
 	if (cached)
 		atomic64_add(p.installed, &vcpu->kvm->stat.tdp_page_cache);
 }

@@ -13,40 +13,19 @@
 #include <linux/sched/vhost_task.h>
 
 /*
- * The pauses between passes, in jiffies: while they find much, and at the most, with
- * one in between.  10ms of a network's 10GiB/s are fifty regions, i.e. worth a pass,
- * and are what is left to faults if vCPUs run at once.  A quarter of a second is
- * not noticed in memory that arrives slowly.  Half of either doubles the passes over
- * what is absent.
+ * Jiffies between passes: after one that found much, and at the most.  Each pass in vain has
+ * the pause grow.  10ms of a network's 10GiB/s are fifty regions, i.e. worth a pass, and are
+ * what is left to faults if vCPUs run at once.
  */
 #define GTDP_PAUSE_MIN		DIV_ROUND_UP(HZ, 100)
-#define GTDP_PAUSE_MAX		(HZ / 4)
-#define GTDP_PAUSE_FACTOR	5
-
-/*
- * Likewise, beside vCPUs for which there is nothing to do but to try again, e.g. without
- * memory for page tables, or to wait for userfaultfd.
- */
-#define GTDP_PAUSE_WAIT		(2 * HZ)
+#define GTDP_PAUSE_MAX		(2 * HZ)
+#define GTDP_PAUSE_FACTOR	4
 
 /* After a fork() that fails, which pids.events counts, the wait doubles: to about an hour. */
 #define GTDP_BACKOFF_THREAD	12
 
 /* A pass that maps next to nothing is followed by a pause so many times as long. */
 #define GTDP_THROTTLE_FACTOR	20
-
-static bool gtdp_has_run(struct kvm *kvm)
-{
-	struct kvm_vcpu *vcpu;
-	unsigned long i;
-
-	kvm_for_each_vcpu(i, vcpu, kvm) {
-		if (vcpu->arch.last_vmentry_cpu != -1)
-			return true;
-	}
-
-	return false;
-}
 
 /* Has the VMM more or fewer pages, of any size, or page tables?  The zero page needs these. */
 static bool gtdp_resident_changed(struct kvm_gtdp *gtdp)
@@ -64,32 +43,26 @@ static bool gtdp_resident_changed(struct kvm_gtdp *gtdp)
 	return gtdp->resident != last;
 }
 
-static void gtdp_set_state(struct kvm_gtdp *gtdp, enum gtdp_state state)
+/* Memory arrives, or did until recently. */
+static bool gtdp_is_arriving(const struct kvm_gtdp *gtdp)
 {
-	if (gtdp->state == state)
-		return;
-
-	gtdp->state = state;
-	gtdp->pause = GTDP_PAUSE_MIN;
+	return gtdp->pause < GTDP_PAUSE_MAX;
 }
 
 /* Something was marked: make a pass earlier than planned. */
 static void gtdp_expedite_pass(struct kvm_gtdp *gtdp, int marked)
 {
-	long wait = GTDP_PAUSE_MIN;
+	long wait = HZ;
 
 	gtdp_plan_look(gtdp, 0, HZ);
 
-	if (marked == GTDP_URGENT || (!gtdp->has_run && gtdp->state != GTDP_ARRIVING)) {
-		gtdp_set_state(gtdp, GTDP_ARRIVING);
-		gtdp->pause = GTDP_PAUSE_MIN;
-	} else if (gtdp->state != GTDP_ARRIVING && gtdp->pass.err != -ENOMEM) {
-		/* What was zapped beside vCPUs is due in a second, at the earliest. */
-		gtdp_set_state(gtdp, GTDP_TRICKLING);
-		wait = HZ;
-	} else {
+	/* There is a pass soon, or no memory. */
+	if (marked == GTDP_MARKED && (gtdp_is_arriving(gtdp) || gtdp->pass.err == -ENOMEM))
 		return;
-	}
+
+	/* What was zapped beside vCPUs is due in a second, at the earliest. */
+	if (marked != GTDP_MARKED || !READ_ONCE(gtdp->has_run))
+		wait = gtdp->pause = GTDP_PAUSE_MIN;
 
 	if (time_before(jiffies + wait, gtdp->next))
 		gtdp->next = jiffies + wait;
@@ -105,12 +78,12 @@ static u8 gtdp_begin_todos(struct kvm_gtdp *gtdp)
 	u8 todos = BIT(GTDP_NEW) | (gtdp_is_partial(last) ? last->todos : 0);
 	int i;
 
-	if (gtdp->state == GTDP_ARRIVING || last->arrived || last->uffd_pending)
+	if (gtdp_is_arriving(gtdp) || last->arrived)
 		todos |= BIT(GTDP_ABSENT);
 
 	for (i = 0; i < GTDP_LOOKS; i++) {
-		if (gtdp->has_run &&
-		    (!gtdp->due[i] || time_before(jiffies + GTDP_PAUSE_MAX, gtdp->due[i])))
+		if (READ_ONCE(gtdp->has_run) &&
+		    (!gtdp->due[i] || time_before(jiffies + HZ / 4, gtdp->due[i])))
 			continue;
 		todos |= BIT(GTDP_ZAPPED + i);
 		gtdp->due[i] = 0;
@@ -134,17 +107,17 @@ static long gtdp_look_delay(const struct kvm_gtdp *gtdp)
 /* Whether to make a pass.  Once vCPUs run, the VMM allocates for other reasons, too. */
 static bool gtdp_begin_pass(struct kvm_gtdp *gtdp)
 {
-	const bool retry = gtdp->pass.err;
-	const bool arrived = !gtdp->has_run && gtdp_resident_changed(gtdp);
+	const bool has_run = READ_ONCE(gtdp->has_run), retry = gtdp->pass.err;
+	const bool arrived = !has_run && gtdp_resident_changed(gtdp);
 
-	if (arrived)
-		gtdp_set_state(gtdp, GTDP_ARRIVING);
+	if (arrived && !gtdp_is_arriving(gtdp))
+		gtdp->pause = GTDP_PAUSE_MIN;
 
 	gtdp->pass = (struct gtdp_pass) {
 		.arrived = arrived,
 		.todos = gtdp_begin_todos(gtdp),
 	};
-	return gtdp->state != GTDP_WATCHING || retry;
+	return has_run || retry || gtdp_is_arriving(gtdp);
 }
 
 /* Have the scans mapped more than a page each? */
@@ -153,46 +126,25 @@ static bool gtdp_is_productive(const struct gtdp_pass *pass)
 	return pass->p.installed > pass->scans;
 }
 
-/* After a pass: what comes next, see the diagram in global_tdp.rst, and in how long. */
+/* After a pass: in how long to make the next one, see global_tdp.rst. */
 static long gtdp_next_delay(struct kvm_gtdp *gtdp)
 {
 	const struct gtdp_pass *pass = &gtdp->pass;
-	const bool productive = gtdp_is_productive(pass);
-	const int pause = gtdp->pause;
 	long wait;
-
-	if (pass->err == -ENOMEM) {
-		gtdp->pause = min(pause * GTDP_PAUSE_FACTOR,
-				  gtdp->has_run ? GTDP_PAUSE_WAIT : GTDP_PAUSE_MAX);
-		return gtdp->pause;
-	}
 
 	if (pass->err == -EINTR)
 		return 0;
 
-	gtdp->pause = productive ? GTDP_PAUSE_MIN : min(pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_MAX);
-
+	gtdp->pause = min(gtdp->pause * GTDP_PAUSE_FACTOR, GTDP_PAUSE_MAX);
 	/* Beside vCPUs, pages here and there may well be the VMM's own. */
-	if (pass->arrived && (!gtdp->has_run || productive || pass->uffd_pending))
-		gtdp_set_state(gtdp, GTDP_ARRIVING);
-	else if (gtdp->state == GTDP_ARRIVING && pause >= GTDP_PAUSE_MAX)
-		gtdp_set_state(gtdp, gtdp->has_run ? GTDP_TRICKLING : GTDP_WATCHING);
+	if (pass->arrived && gtdp_is_productive(pass))
+		gtdp->pause = GTDP_PAUSE_MIN;
 
-	switch (gtdp->state) {
-	case GTDP_ARRIVING:
+	if (gtdp_is_arriving(gtdp) || !READ_ONCE(gtdp->has_run) || pass->err == -ENOMEM)
 		return gtdp->pause;
-	case GTDP_WATCHING:
-		gtdp->pause = pass->err ? GTDP_PAUSE_MAX :
-			      clamp(pause + pause / 16, GTDP_PAUSE_MAX, GTDP_PAUSE_WAIT);
-		return gtdp->pause;
-	default:
-		wait = gtdp_look_delay(gtdp);
-		if (pass->err || pass->arrived || pass->uffd_pending)
-			wait = min(wait, GTDP_PAUSE_WAIT);
-		if (wait == MAX_JIFFY_OFFSET)
-			gtdp_set_state(gtdp, GTDP_ASLEEP);
-		return wait;
-	}
+
+	wait = gtdp_look_delay(gtdp);
+	return pass->err || pass->arrived ? min(wait, gtdp->pause) : wait;
 }
 
 /* Jiffies until there is something to do that is not urgent. */
@@ -203,10 +155,11 @@ static long gtdp_pass_delay(const struct kvm_gtdp *gtdp)
 
 static void gtdp_trace_pass(const struct kvm_gtdp *gtdp, const struct gtdp_pass *pass)
 {
+	const long delay = gtdp_pass_delay(gtdp);
+
 	if (pass->scans && pass->err != -EINTR)
 		trace_kvm_tdp_follow(pass->scans, pass->p.mapped, pass->p.installed,
-				     gtdp->state == GTDP_ASLEEP ? -1 :
-				     max(gtdp_pass_delay(gtdp), 0L));
+				     delay > MAX_JIFFY_OFFSET / 2 ? -1 : max(delay, 0L));
 }
 
 /* A pass over what is new. */
@@ -220,38 +173,27 @@ static void gtdp_urgent_pass(struct kvm_gtdp *gtdp)
 		atomic_or(GTDP_URGENT, &gtdp->marked);
 }
 
-static unsigned long gtdp_switches(void)
-{
-	return current->nvcsw + current->nivcsw;
-}
-
-/*
- * A pass over all that is due, and when to make the next one.  The throttle counts the time
- * for which the thread had a CPU.  If the thread was switched meanwhile, that is what the
- * scheduler has counted, and up to a tick more.
- */
+/* A pass over all that is due, and when to make the next one. */
 static void gtdp_regular_pass(struct kvm_gtdp *gtdp)
 {
-	u64 start = ktime_get_ns(), runtime = current->se.sum_exec_runtime, ns;
-	unsigned long switches = gtdp_switches();
+	const struct gtdp_timer timer = gtdp_timer();
 
 	if (gtdp_begin_pass(gtdp))
 		gtdp_run_pass(gtdp, &gtdp->pass);
 
-	ns = ktime_get_ns() - start;
-	if (switches != gtdp_switches())
-		ns = min(ns, current->se.sum_exec_runtime - runtime + TICK_NSEC);
 	gtdp->throttled_until = jiffies;
 	if (!gtdp_is_productive(&gtdp->pass))
-		gtdp->throttled_until += nsecs_to_jiffies(ns * GTDP_THROTTLE_FACTOR);
+		gtdp->throttled_until += nsecs_to_jiffies(gtdp_timer_ns(&timer) *
+							  GTDP_THROTTLE_FACTOR);
 	gtdp->next = jiffies + gtdp_next_delay(gtdp);
 	gtdp_trace_pass(gtdp, &gtdp->pass);
 }
 
 static void gtdp_work(struct kvm_gtdp *gtdp)
 {
-	u64 start = ktime_get_ns(), ns;
+	const struct gtdp_timer timer = gtdp_timer();
 	int marked;
+	u64 ns;
 
 	/*
 	 * At once and before the regions are scanned, so that whoever marks one
@@ -265,28 +207,24 @@ static void gtdp_work(struct kvm_gtdp *gtdp)
 	/* Whoever turns it on again wakes the follower after that. */
 	if (!READ_ONCE(gtdp->kvm->arch.gtdp_features)) {
 		gtdp->pass = (struct gtdp_pass) {};
-		gtdp_set_state(gtdp, GTDP_ASLEEP);
+		gtdp->next = jiffies + MAX_JIFFY_OFFSET;
 		return;
 	}
 
-	if (!gtdp->has_run && gtdp_has_run(gtdp->kvm)) {
-		WRITE_ONCE(gtdp->has_run, true);
-		gtdp_expedite_pass(gtdp, GTDP_URGENT);
-		/* The vCPU may need first what has just arrived. */
+	/* The vCPU may need first what has just arrived. */
+	if (marked == GTDP_RUNS)
 		gtdp->throttled_until = jiffies;
-	}
 
 	/* What is new does not wait for what is absent, of which there may be much. */
-	if (marked == GTDP_URGENT)
+	if (marked >= GTDP_URGENT)
 		gtdp_urgent_pass(gtdp);
 	if (gtdp_pass_delay(gtdp) <= 0)
 		gtdp_regular_pass(gtdp);
 
 	/* Take half of a CPU, mostly, whatever is to be done next. */
-	ns = ktime_get_ns() - start;
+	ns = gtdp_timer_ns(&timer);
 	atomic64_add(ns, &gtdp->kvm->stat.tdp_populate_time_ns);
-	gtdp->idle_until = jiffies + clamp_t(long, nsecs_to_jiffies(ns),
-					     GTDP_PAUSE_MIN, GTDP_PAUSE_MAX);
+	gtdp->idle_until = jiffies + clamp_t(long, nsecs_to_jiffies(ns), GTDP_PAUSE_MIN, HZ / 4);
 }
 
 /*
@@ -305,11 +243,9 @@ static bool gtdp_follower_fn(void *data)
 
 	if (marked)
 		gtdp_expedite_pass(gtdp, marked);
-	else if (gtdp->state == GTDP_ASLEEP)
-		return false;
 
 	wait = max_t(long, gtdp->idle_until - jiffies,
-		     marked == GTDP_URGENT ? 0 : gtdp_pass_delay(gtdp));
+		     marked >= GTDP_URGENT ? 0 : gtdp_pass_delay(gtdp));
 	if (wait > 0) {
 		schedule_timeout(wait);
 		return true;
@@ -369,6 +305,8 @@ static int gtdp_create_follower(struct once *once)
 	if (!gtdp_may_create(gtdp))
 		return -EAGAIN;
 
+	gtdp->pause = GTDP_PAUSE_MAX;
+	gtdp->next = jiffies + MAX_JIFFY_OFFSET;
 	follower = gtdp_create_task(gtdp);
 	/* Being killed, stopped or frozen is not what is to be counted. */
 	if (follower == ERR_PTR(-ERESTARTNOINTR))
@@ -411,19 +349,21 @@ void kvm_gtdp_want_follower(struct kvm *kvm)
 		gtdp_start_follower(gtdp);
 }
 
-void kvm_gtdp_vcpu_runs(struct kvm *kvm)
+void kvm_gtdp_vcpu_runs(struct kvm_vcpu *vcpu)
 {
-	struct kvm_gtdp *gtdp = kvm->arch.gtdp;
+	struct kvm_gtdp *gtdp = vcpu->kvm->arch.gtdp;
 
 	/* Don't wake a follower that was created before all was turned off. */
-	if (!READ_ONCE(kvm->arch.gtdp_features))
+	if (!READ_ONCE(vcpu->kvm->arch.gtdp_features))
 		return;
 
-	/* The follower may be waiting for memory: that is over, as it soon sees. */
-	if (READ_ONCE(gtdp->follower) && !READ_ONCE(gtdp->has_run))
-		gtdp_wake_follower(gtdp, GTDP_URGENT);
-	else
-		kvm_gtdp_want_follower(kvm);
+	kvm_gtdp_want_follower(vcpu->kvm);
+
+	/* The follower may be waiting for memory to arrive: that is over. */
+	if (!READ_ONCE(gtdp->has_run) && vcpu->wants_to_run) {
+		WRITE_ONCE(gtdp->has_run, true);
+		gtdp_wake_follower(gtdp, GTDP_RUNS);
+	}
 }
 
 void kvm_gtdp_slot_changed(struct kvm *kvm, const struct kvm_memory_slot *slot,

@@ -5,31 +5,11 @@
 #include "global_tdp.h"
 #include "gtdp.h"
 
-/* Is userfaultfd, until the VMM unregisters it, to deliver @gfn? */
-static bool gtdp_is_uffd_pending(struct gtdp_pass *pass, gfn_t gfn)
-{
-	unsigned long hva = __gfn_to_hva_memslot(pass->p.slot, gfn);
-	struct mm_struct *mm = pass->p.kvm->mm;
-	struct vm_area_struct *vma;
-	bool uffd_pending;
-
-	/* Ask again later. */
-	if (!mmap_read_trylock(mm))
-		return true;
-
-	vma = vma_lookup(mm, hva);
-	uffd_pending = vma && (vma->vm_flags & (VM_UFFD_MISSING | VM_UFFD_MINOR));
-	mmap_read_unlock(mm);
-
-	return uffd_pending;
-}
-
 /*
  * Of a region that is not complete, or of which nothing is known if @err: what a
  * further scan may gain.  Whoever has marked it meanwhile knows better.
  */
-static void gtdp_requeue_region(struct gtdp_pass *pass, u8 *r, gfn_t start,
-				u8 todo, int err)
+static void gtdp_requeue_region(struct gtdp_pass *pass, u8 *r, u8 todo, int err)
 {
 	struct kvm_gtdp *gtdp = pass->p.kvm->arch.gtdp;
 
@@ -42,7 +22,7 @@ static void gtdp_requeue_region(struct gtdp_pass *pass, u8 *r, gfn_t start,
 		pass->err = err;
 		if (todo == GTDP_ABSENT)
 			todo = GTDP_NEW;
-	} else if (todo >= GTDP_ZAPPED && todo < GTDP_LAST_LOOK && gtdp->has_run) {
+	} else if (todo >= GTDP_ZAPPED && todo < GTDP_LAST_LOOK && READ_ONCE(gtdp->has_run)) {
 		gtdp_plan_look(gtdp, todo - GTDP_ZAPPED + 1,
 			       3 * HZ << 2 * (todo - GTDP_ZAPPED));
 		todo++;
@@ -52,8 +32,6 @@ static void gtdp_requeue_region(struct gtdp_pass *pass, u8 *r, gfn_t start,
 		 * has run, e.g. for postcopy to bring it in again.
 		 */
 		todo = GTDP_ABSENT;
-		if (!pass->uffd_pending && gtdp->has_run)
-			pass->uffd_pending = gtdp_is_uffd_pending(pass, start);
 	}
 
 	cmpxchg(r, GTDP_DONE, todo);
@@ -87,7 +65,7 @@ static void gtdp_scan_region(struct gtdp_pass *pass, u8 *r,
 
 	/* What is missing may come, or come back. */
 	if (ret < 0 || absent)
-		gtdp_requeue_region(pass, r, start, todo, min(ret, 0L));
+		gtdp_requeue_region(pass, r, todo, min(ret, 0L));
 }
 
 /*

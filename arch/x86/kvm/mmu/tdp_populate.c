@@ -25,8 +25,6 @@ enum scan_result {
 	SCAN_DONE,
 	/* What is mapped is not all that can be, maybe. */
 	SCAN_INCOMPLETE,
-	/* Of the VMAs behind it, one is not usable. */
-	SCAN_UNUSABLE,
 	/* A table below maps it.  The walk ends with this only if that was zapped since. */
 	SCAN_DESCEND = -EINPROGRESS,
 	/* Another thread was faster: scan again. */
@@ -89,16 +87,14 @@ static __always_inline struct host_mapping host_mapping(struct kvm_tdp_populate 
 /* Returns false if the host is about to change the region. */
 static bool scan_host(struct kvm_tdp_populate *p, struct region *r, gfn_t start, gfn_t end)
 {
-	r->start = start;
-	r->end = end;
-	r->nr = tdp_nr_wanted(p, start, end);
-	r->m = host_mapping(p, start, end);
-	r->level = PG_LEVEL_4K;
-	r->filled = 0;
-	r->child = NULL;
-	r->leaf_level = PG_LEVEL_4K;
-	r->mapped = 0;
-	r->installed = 0;
+	*r = (struct region) {
+		.start = start,
+		.end = end,
+		.nr = tdp_nr_wanted(p, start, end),
+		.m = host_mapping(p, start, end),
+		.level = PG_LEVEL_4K,
+		.leaf_level = PG_LEVEL_4K,
+	};
 
 	/* Dirty pages are logged, as ever, one by one. */
 	if (r->m.level > PG_LEVEL_4K && !kvm_slot_dirty_track_enabled(p->slot) &&
@@ -269,7 +265,7 @@ static enum scan_result populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu
 
 	usable = tdp_host_check_vma(p, r->first, r->last);
 	if (usable <= 0)
-		return usable ? SCAN_CHANGING : SCAN_UNUSABLE;
+		return usable ? SCAN_CHANGING : SCAN_DONE;
 
 	/* Don't replace a table that the NX huge page mitigation made. */
 	if (iter->level <= r->level && !(r->child && r->child->nx_huge_page_disallowed))
@@ -297,10 +293,6 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 					struct tdp_iter *iter, struct region *r,
 					gfn_t gfn, gfn_t end)
 {
-	const unsigned int first = gfn & (SPTE_ENT_PER_PAGE - 1);
-	enum scan_result result;
-	unsigned int run, run_end;
-
 	/* A table on the way down was zapped, and the walk went past it. */
 	if (iter->gfn > gfn)
 		return SCAN_RACED;
@@ -309,23 +301,7 @@ static enum scan_result populate_region(struct kvm_tdp_populate *p,
 	if (r->start != gfn && !scan_host(p, r, gfn, end))
 		return SCAN_CHANGING;
 
-	for (;;) {
-		result = populate_spte(p, root, iter, r);
-		if (likely(result != SCAN_UNUSABLE))
-			return result;
-
-		/*
-		 * Maybe only pages that are not wanted can't be mapped: try the first run of
-		 * those that are.  A walk begins with a page that is wanted.
-		 */
-		run = tdp_next_run(p, first, first + (r->end - gfn), &run_end);
-		KVM_MMU_WARN_ON(run != first);
-		end = gfn + run_end - first;
-		if (end == r->end)
-			return SCAN_DONE;
-		if (!scan_host(p, r, gfn, end))
-			return SCAN_CHANGING;
-	}
+	return populate_spte(p, root, iter, r);
 }
 
 /* Once a region is dealt with, of which a leaf SPTE above may have mapped more. */
@@ -467,8 +443,7 @@ static long populate_under_lock(struct kvm_tdp_populate *p, gfn_t start, gfn_t e
  * range must be within p->slot.
  *
  * Returns the number of 4KiB pages that were dealt with, wanted or not, i.e. not less
- * than those up to the end of the 2MiB region that @start is in or, if they are not all
- * wanted, of the first run that are, or
+ * than those up to the end of the 2MiB region that @start is in, or
  *   -EAGAIN the memslot or its mapping is just being changed, try later
  *   -ENOMEM no memory for page tables, or none that may be charged
  */

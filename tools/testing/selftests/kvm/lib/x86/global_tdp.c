@@ -710,13 +710,14 @@ void gtdp_populate_full(struct kvm_vm *vm, u64 gpa, u64 size)
 	TEST_ASSERT_EQ(sum.absent, 0);
 }
 
+/* The statistic or, if it is a histogram, its sum. */
 static u64 read_stat(int fd, const char *name)
 {
 	struct kvm_stats_desc *descs, *desc;
 	struct kvm_stats_header header;
+	u64 data[32], sum = 0;
 	bool found = false;
-	u64 data;
-	int i;
+	int i, j;
 
 	read_stats_header(fd, &header);
 	descs = read_stats_descriptors(fd, &header);
@@ -724,14 +725,19 @@ static u64 read_stat(int fd, const char *name)
 	for (i = 0; i < header.num_desc && !found; i++) {
 		desc = get_stats_descriptor(descs, i, &header);
 		found = !strcmp(desc->name, name);
-		if (found)
-			read_stat_data(fd, &header, desc, &data, 1);
+		if (!found)
+			continue;
+
+		TEST_ASSERT(desc->size <= ARRAY_SIZE(data), "'%s' is too large", name);
+		read_stat_data(fd, &header, desc, data, desc->size);
+		for (j = 0; j < desc->size; j++)
+			sum += data[j];
 	}
 	TEST_ASSERT(found, "No statistic '%s'", name);
 
 	free(descs);
 	close(fd);
-	return data;
+	return sum;
 }
 
 u32 gtdp_read_ring(struct kvm_vcpu *vcpu, u32 first, unsigned long *log,
