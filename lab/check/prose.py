@@ -14,6 +14,9 @@ PAGES = (
     "lab/README.md",
     "models/README.md",
     "patches/README.md",
+    "integration/*/README.md",
+    "bpftrace/README.md",
+    "docs/reports/README.md",
     "Documentation/virt/kvm/*.rst",
 )
 
