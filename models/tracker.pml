@@ -96,7 +96,7 @@ inline populate()
 
 /*
  * gtdp_scan_region().  What is absent, or just being changed, is scanned again, after a
- * while; that the follower gives up after many passes is left out.
+ * while; that the follower gives up after some looks is left out.
  */
 inline gtdp_scan_region()
 {
