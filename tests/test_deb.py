@@ -34,6 +34,7 @@ RELEASE, VERSION = "6.12.117+deb13-amd64", "6.12.117-1"
 SERIES, SETTINGS = "package/patches/6.12", "etc/default/kvm-global-tdp"
 BOOT, MODULES = f"boot/vmlinuz-{RELEASE}", f"lib/modules/{RELEASE}"
 ARCHIVE = "usr/src/linux-source-6.12.tar.xz"
+SCRIPTS = ("check-kernel", "check-source", "chosen-patches", "take-sources", "check-load")
 UPDATES, DKMS = f"{MODULES}/updates/dkms", "var/lib/dkms/kvm-global-tdp/@VERSION@"
 Files = dict[str, str | bytes | None]
 
@@ -69,7 +70,7 @@ class Host:
 
     def __init__(self, root: Path) -> None:
         self.root, self.programs = root, root / "programs"
-        for name in ("check-kernel", "check-source", "take-sources", "check-load"):
+        for name in SCRIPTS:
             text = (PACKAGING / name).read_text().replace("@VERSION@", PACKAGE.version)
             text = text.replace("@PATTERN@", PACKAGE.pattern)
             self.put({f"package/{name}": text.replace("@SUPPORTED@", PACKAGE.supported)})
@@ -174,7 +175,7 @@ def _patch(*names: str, new: bool = False) -> str:
     """Return a patch that adds a line to files, or files of a line."""
     change = "@@ -0,0 +1 @@\n+new\n" if new else "@@ -1 +1,2 @@\n+new\n old\n"
     mode = "new file mode 100644\n" if new else ""
-    text = "From: A. Developer\n\nWhy\n\n"
+    text = "From: A. Developer\nSubject: [PATCH] KVM: Change\n it\n\nWhy\n\n"
     for name in names:
         before = "/dev/null" if new else f"a/{name}"
         text += f"diff --git a/{name} b/{name}\n{mode}--- {before}\n+++ b/{name}\n{change}"
@@ -289,11 +290,36 @@ def test_a_kernel_of_no_series(host: Host, release: str) -> None:
 
 
 def test_settings_that_cannot_be_read(host: Host) -> None:
+    """They may ask for less than all patches: this is not guessed."""
     host.put(HERE)
     (host.root / SETTINGS).mkdir(parents=True)
-    host.check("check-kernel", said=f"{VERSION}\n")
-    host.put(_tested())
     host.check("check-kernel", why="cannot be read: correct it, then dpkg-reconfigure")
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    (
+        *((f"patches={each}\n", each) for each in ("fixes", "fixes+mmu_lock", "all")),
+        *((text, "all") for text in (*SILENT, *ALLOWED, *MALFORMED)),
+        ("any\n\t patches=fixes\r\n", "fixes"),
+        ("patches=all\npatches=fixes # no more\n#patches=all\n", "fixes"),
+    ),
+)
+def test_chosen_patches(host: Host, text: str, chosen: str) -> None:
+    """All, if the settings do not say anything; the last line counts."""
+    host.put(HERE | {SETTINGS: text})
+    assert host.run("package/chosen-patches", host.root) == (0, f"{chosen}\n", "")
+    host.check("check-kernel", said=f"{VERSION}\n")
+
+
+@pytest.mark.parametrize(
+    "text", ("patches=", "patches=mmu_lock", "patches = fixes", "patches=fixe", "patches=$(x)")
+)
+def test_patches_that_there_are_not(host: Host, text: str) -> None:
+    host.put(HERE | {SETTINGS: f"any\n{text}\n"})
+    host.check(
+        "check-kernel", why="patches=fixes, patches=fixes+mmu_lock or patches=all: correct"
+    )
 
 
 @pytest.mark.parametrize(
@@ -353,8 +379,22 @@ class Source(Host):
             "0004-d.patch": _patch(ASM_H),
         }
         for name, text in of.items():
-            patches.write(root / name, text)
-        deb.write_series([root / name for name in of], root / SERIES)
+            patches.write(root / name, text.replace(" it\n", f" {name}\n", 1))
+        # The last patch of a part may change nothing that the package has.
+        ends = {
+            "1-fixes": "KVM: Change 0002-b.patch",
+            "2-mmu_lock": "KVM: Change 0003-c.patch",
+            "3-c": "",
+        }
+        self.put(
+            {
+                f"covers/{name}": f"Subject: x\nLast: {last}\n\nx\n"
+                for name, last in ends.items()
+            }
+        )
+        self.letters = [root / "covers" / name for name in ends]
+        self.series = [root / name for name in of]
+        deb.write_series(self.series, root / SERIES, self.letters)
 
     def pack(self, changes: Files) -> None:
         tree = {name: text for name, text in (TREE | changes).items() if text is not None}
@@ -378,6 +418,7 @@ def test_sources_are_taken_with_the_series(source: Source) -> None:
     assert text.startswith("new\nold\n")
     assert "with Global TDP" in text
     said = f'MODULE_VERSION("{PACKAGE.version}");\nMODULE_INFO(linux_source, "{VERSION}");\n'
+    said += 'MODULE_INFO(patches, "all");\n'
     assert text.endswith(said)
     for name in ("svm/svm.c", "vmx/vmx.c"):
         assert (kvm / name).read_text() == f"old\n{said}"
@@ -410,6 +451,33 @@ def test_sources_or_nothing(source: Source, tree: Files, files: Files, why: str)
     source.put(files)
     source.check("take-sources", source.into, why=why)
     assert bool(list(source.into.rglob("*"))) == (not why)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "has"),
+    (("fixes", (X86, HOST_H)), ("fixes+mmu_lock", (X86, HOST_H, NEW)), ("all", (NEW, ASM_H))),
+)
+def test_no_more_patches_than_are_chosen(source: Source, chosen: str, has: tuple) -> None:
+    source.pack({})
+    source.put({SETTINGS: f"patches={chosen}\n"})
+    source.check("take-sources", source.into)
+    for name in (X86, HOST_H, NEW, ASM_H):
+        path = source.into / ("front" * ("include/" in name)) / name
+        changed = path.exists() and path.read_text().startswith("new\n")
+        assert changed == (name in has or chosen == "all")
+    text = (source.into / X86).read_text()
+    named = "with Global TDP" + (f"'s {chosen}" if chosen != "all" else "")
+    assert f"{named} %s, from" in text
+    assert text.endswith(f'MODULE_INFO(patches, "{chosen}");\n')
+
+
+def test_parts_that_are_not_in_the_series(source: Source) -> None:
+    """The package is not built, or says what is wrong with it."""
+    with pytest.raises(LabError, match="no patch is the last one of fixes"):
+        deb.write_series(source.series[2:], source.root / "other", source.letters)
+    source.pack({})
+    source.put({f"{SERIES}/series": "0001-a.patch\n"})
+    source.check("take-sources", source.into, why="not whole: reinstall kvm-global-tdp-dkms")
 
 
 def _mokutil(state: str, enrolled: str) -> Files:
@@ -453,6 +521,7 @@ def test_what_the_kernel_refuses_to_load(host: Host, files: Files, why: str) -> 
 
 _MODINFO = """case $* in
 *linux_source*) cat @ROOT@/made_from ;;
+*-F*patches*) cat @ROOT@/made_with ;;
 *-n*) eval "echo @UPDATES@/\\$$#.ko.xz" ;;
 esac"""
 _DKMS = """#!/bin/sh
@@ -469,6 +538,7 @@ build)
 		exit 10
 	}
 	cp @ROOT@/upload @ROOT@/made_from
+	cp @ROOT@/patches @ROOT@/made_with
 	echo built >@ROOT@/state ;;
 install)
 	[ ! -e @ROOT@/cut_off ] || {
@@ -496,7 +566,9 @@ def _state(state: str, made_from: str = UPLOAD) -> Files:
     """Return what DKMS has of a kernel."""
     places = (f"{DKMS}/{RELEASE}/x86_64/module", UPDATES)[: 1 + (state == "installed")]
     files = {f"{place}/{name}.ko.xz": f"{name}\n" for place in places for name in modules.NAMES}
-    return {"state": state, "made_from": made_from} | (files if state else {})
+    return {"state": state, "made_from": made_from, "made_with": "all"} | (
+        files if state else {}
+    )
 
 
 class Hook(Host):
@@ -508,6 +580,7 @@ class Hook(Host):
             self.put(_program(name, f'echo {name} "$@" >>@ROOT@/done'))
         self.put(HERE, _program("take-sources", TAKE), {f"{MODULES}/build/include/a.h": ""})
         self.put(_program("check-kernel", "cat @ROOT@/upload"), {"upload": UPLOAD})
+        self.put(_program("chosen-patches", "cat @ROOT@/patches"), {"patches": "all"})
         self.put(_program("modinfo", _MODINFO), _program("dkms", _DKMS))
         self.put({f"{UPDATES}/kvmfr.ko": "somebody else's"})
         text = (PACKAGING / "kernel-hook").read_text()
@@ -601,6 +674,14 @@ HOOK = {
         (EARLIER | NO_SOURCES, "0 uninstall"),
         (EARLIER_BUILT, "0"),
     ),
+    "other patches are chosen": (
+        (INSTALLED | {"patches": "fixes"}, "0 uninstall build install"),
+        ({}, "0"),
+        ({"broken": "", "patches": "all"}, "1 uninstall tried"),
+        ({}, "0", "a build failed"),
+        ({"broken": None, "patches": "fixes"} | NONE, "0 build install"),
+        (NO_SOURCES | {"patches": "all"}, "0 uninstall"),
+    ),
     "a reason is told until there is another, or it was built": (
         (ONE | NONE, "0", "one\n"),
         (NONE, "0", ""),
@@ -645,7 +726,7 @@ def test_the_log_of_a_build_that_fails_stays(hook: Hook) -> None:
     """And nothing else of it."""
     hook.does(BROKEN | {f"{DKMS}/build/arch/x86/kvm/x86.o": ""}, "1 tried")
     assert not (hook.root / DKMS / "build").exists()
-    assert (hook.root / FAILED).read_text() == "@VERSION@ 6.12.117-1\nerror: x\n"
+    assert (hook.root / FAILED).read_text() == "@VERSION@ 6.12.117-1 all\nerror: x\n"
 
 
 def test_a_build_that_is_ended_has_not_failed(hook: Hook) -> None:
@@ -854,10 +935,28 @@ MORE = f"f=@ROOT@/{DEBUG}/tdp_populate_nomem; echo $(($(cat $f) + 2)) >$f"
 ROOT, USER = _program("id", "echo 0"), _program("id", "echo 1000")
 ONE_VM = _vms(("10-7", 1, {}))
 NO_THREAD = (("10-7", 1, {"thread_failed": 3}), ("12-7", 0, {"thread_failed": 3}))
+CHOSEN = {"usr/src/kvm-global-tdp-1/chosen-patches": "#!/bin/sh\necho fixes\n"}
+
+
+def _made_with(patches: str) -> Files:
+    return _program("modinfo", f'[ "$2" != patches ] || echo {patches}')
+
+
 STATUS = {
     "no KVM": (({}, 2, "no KVM is loaded"),),
     "the kernel's own": ((OWN, 2, STOCK), (OWN, 2, STOCK, "--stop")),
     "why": ((OWN | {"usr/src/kvm-global-tdp-1/check-source": REASON}, 2, REASON_SAID),),
+    "the fixes alone": (
+        (OWN | OURS | CHOSEN, 0, "OK: without Global TDP, as patches=fixes asks; KVM 6.12"),
+        (
+            _made_with("all"),
+            2,
+            "patches=all is installed, the settings ask for fixes: run dpkg",
+        ),
+        (_made_with("fixes") | _on() | THERE, 2, "the settings ask for fixes: load KVM again"),
+        ({}, 0, "OK: stopped", "--stop"),
+    ),
+    "the fixes are loaded, all is to be": ((OWN | OURS, 2, STOCK),),
     "off": ((_on("ask"), 1, "WARNING: off for new"), (_on("N"), 1, "WARNING: off for new VMs")),
     "of an earlier version, until the next boot": (
         (

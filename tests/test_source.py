@@ -7,6 +7,8 @@ from unittest import mock
 import pytest
 
 from lab.error import LabError
+from lab.make import deb
+from lab.paths import COVERS
 from lab.source import copies, debian, patches, refresh, series, tree
 from lab.source.debian import Kernel
 from lab.source.git import BASE, BRANCH, Git
@@ -302,3 +304,11 @@ def test_the_digest_sees_names_and_content(scratch: Scratch) -> None:
     assert [path.name for path in patches.series()] == [second.name, first.name]
     seen.add(patches.digest(RELEASE))
     assert len(seen) == 4
+
+
+def test_the_package_knows_the_parts(tmp_path: Path) -> None:
+    """As its settings name them, see packaging/chosen-patches."""
+    deb.write_series(patches.series(), tmp_path / "made", sorted(COVERS.glob("*.txt")))
+    listed = (tmp_path / "made/series").read_text().splitlines()
+    found = [line for line in listed if line.startswith("#")]
+    assert found == ["# fixes", "# fixes+mmu_lock", "# all"]

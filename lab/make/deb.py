@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from email.parser import HeaderParser
 from pathlib import Path
 
 from debian.debian_support import Version
@@ -19,7 +20,7 @@ from lab import shell
 from lab.check import tested
 from lab.error import LabError
 from lab.make import modules
-from lab.paths import BUILD, DEB, LINUX, PACKAGING, PATCHES, ROOT
+from lab.paths import BUILD, COVERS, DEB, LINUX, PACKAGING, PATCHES, ROOT
 from lab.shell import console, locked, working
 from lab.source import debian, patches, tree
 from lab.source.git import BASE, Git
@@ -35,8 +36,8 @@ HOOK = "dkms-global-tdp"
 """Sorts after dkms, and before what makes an initramfs: dracut, initramfs-tools."""
 
 _IN_SOURCES = (
-    *("check-kernel", "check-source", "take-sources", "check-load", "keep-stock"),
-    *("dkms.conf", "origin.patch"),
+    *("check-kernel", "check-source", "chosen-patches", "take-sources", "check-load"),
+    *("keep-stock", "dkms.conf", "origin.patch"),
 )
 _PROGRAMS = {
     "usr/lib/kvm-global-tdp": ("kernel-hook", "remake-initramfs"),
@@ -116,16 +117,41 @@ def why_not(series: Path, tree: Path) -> str:
     return ""
 
 
-def write_series(of: Sequence[Path], into: Path) -> None:
-    """Write what of the patches changes KVM's modules, and which headers of the kernel's."""
+def write_series(of: Sequence[Path], into: Path, letters: Sequence[Path] = ()) -> None:
+    """Write what of the patches changes KVM's modules, and which headers of the kernel's.
+
+    The cover letters say where parts end: there, a comment in the series has what the settings
+    of a host may say, to get no more than that.
+    """
     into.mkdir(parents=True)
+    ends, listed = _ends(letters), ""
     chosen = {path.name: of_modules(patches.read(path)) for path in of}
-    chosen = {name: text for name, text in chosen.items() if text}
-    for name, text in chosen.items():
-        patches.write(into / name, text)
-    (into / "series").write_text("".join(f"{name}\n" for name in chosen))
-    headers = changed_headers(chosen.values())
+    for path, (name, text) in zip(of, chosen.items(), strict=True):
+        if text:
+            patches.write(into / name, text)
+            listed += f"{name}\n"
+        if part := ends.pop(_subject(path), None):
+            listed += f"# {part}\n"
+    if ends:
+        raise LabError(f"no patch is the last one of {' and '.join(ends.values())}")
+    (into / "series").write_text(f"{listed}# all\n")
+    headers = changed_headers(filter(None, chosen.values()))
     (into / HEADERS).write_text("".join(f"{name}\n" for name in headers))
+
+
+def _ends(letters: Sequence[Path]) -> dict[str, str]:
+    """Return the last patch of each part, but of the last, and a name for all parts so far."""
+    names = [letter.stem.partition("-")[2] for letter in letters]
+    return {
+        HeaderParser().parsestr(letter.read_text())["Last"]: "+".join(names[:count])
+        for count, letter in enumerate(letters[:-1], 1)
+    }
+
+
+def _subject(path: Path) -> str:
+    head, *_ = patches.read(path).partition("\n\n")
+    subject = HeaderParser().parsestr(head)["Subject"] or ""
+    return " ".join(subject.split()).removeprefix("[PATCH] ")
 
 
 def of_modules(patch: str) -> str:
@@ -189,7 +215,9 @@ def _fill(work: Path, package: Package) -> None:
     shutil.copytree(PACKAGING / "debian", work / "debian")
     sources = work / "sources"
     for name in package.series:
-        write_series(patches.series(folders()[name]), sources / "patches" / name)
+        folder = folders()[name]
+        letters = sorted((folder / COVERS.name).glob("*.txt"))
+        write_series(patches.series(folder), sources / "patches" / name, letters)
     _try(sources / "patches" / PATCHES.name)
     (sources / "makefile.sed").write_text(modules.makefile_sed())
     words = _words(package)
