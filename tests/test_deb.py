@@ -560,6 +560,7 @@ echo "$1" >>@ROOT@/done
 
 TAKE, UPLOAD, FAILS = 'mkdir -p "$2" && touch "$2/taken"', "6.12.117-1", "exit 1"
 FAILED, INITRAMFS = f"var/cache/kvm-global-tdp/{RELEASE}.failed", {"args": "--initramfs"}
+REFUSED, AT_BOOT = f"var/cache/kvm-global-tdp/{RELEASE}.refused", {"args": "--at-boot"}
 
 
 def _state(state: str, made_from: str = UPLOAD) -> Files:
@@ -603,7 +604,8 @@ class Hook(Host):
         """See what the hook does and how it ends, and what its last line has, if it may."""
         self.put(files)
         args = self.root / "args"
-        status, _, said = self.run("hook", RELEASE, *(["--initramfs"] if args.exists() else []))
+        option = [args.read_text()] if args.exists() else []
+        status, _, said = self.run("hook", RELEASE, *option)
         assert f"{status} {self.did()}".strip() == wanted
         if words is not None:
             assert words in said
@@ -615,7 +617,7 @@ class Hook(Host):
             assert self.done[-3:] == ["keep-stock", "uninstall", "depmod"]
             assert [path.name for path in (self.root / UPDATES).iterdir()] == ["kvmfr.ko"]
         left = {path.name for path in self.root.glob("var/cache/*/*")}
-        assert left <= {Path(FAILED).name}
+        assert left <= {Path(FAILED).name, Path(REFUSED).name}
         assert list(self.root.rglob("*.spare")) == []
 
 
@@ -626,7 +628,7 @@ def hook(tmp_path: Path) -> Hook:
 
 AGAIN = "has its own KVM again"
 OTHER_ONE, NO_SOURCES = _program("check-kernel", FAILS), _program("take-sources", FAILS)
-REFUSED, LOADS = _program("check-load", FAILS), _program("check-load", "exit 0")
+NO_LOAD, LOADS = _program("check-load", FAILS), _program("check-load", "exit 0")
 SIGNED = _program("check-load", "[ -e signed ]\nstatus=$?; touch signed; exit $status")
 NONE, BUILT, INSTALLED = _state(""), _state("built"), _state("installed")
 EARLIER, EARLIER_BUILT = _state("installed", "6.12.117-0"), _state("built", "6.12.117-0")
@@ -690,7 +692,13 @@ HOOK = {
         (TWO | NONE, "0", "two\n"),
     ),
     "no room": ((EARLIER | {"var/cache": ""}, "0 uninstall"),),
-    "it would not load": ((REFUSED, "0 build"), (INSTALLED, "0 uninstall")),
+    "it would not load": ((NO_LOAD, "0 build"), (INSTALLED, "0 uninstall")),
+    "at boot, it would not load, or does again": (
+        (NO_LOAD | INSTALLED | AT_BOOT, "0 uninstall"),
+        (LOADS, "0 install"),
+        ({}, "0"),
+    ),
+    "at boot, nothing is built": ((AT_BOOT, "0"), (EARLIER, "0")),
     "it is not whole, and installed again without sources": (
         (NO_SOURCES | INSTALLED | {f"{UPDATES}/kvm-amd.ko.xz": None}, BOTH),
         ({}, "0"),
@@ -715,6 +723,14 @@ HOOK = {
 def test_hook(hook: Hook, steps: tuple) -> None:
     for step in steps:
         hook.does(*step)
+
+
+def test_that_it_would_not_load_is_remembered(hook: Hook) -> None:
+    """Until it would."""
+    hook.does(INSTALLED | NO_LOAD, "0 uninstall")
+    assert (hook.root / REFUSED).exists()
+    hook.does(LOADS, "0 install")
+    assert not (hook.root / REFUSED).exists()
 
 
 def test_no_headers_yet(hook: Hook) -> None:
@@ -770,6 +786,46 @@ def test_only_dpkg_reconfigure_leaves_all(
     text = f"ischroot() {{ :; }}\n{text.partition('# See kernel-hook')[0]}\necho goes on"
     monkeypatch.setenv("DEBCONF_RECONFIGURE", again)
     assert host.run("-c", text, "prerm", action)[:2] == (0, "goes on\n" * goes_on)
+
+
+INSTALLS = "mkdir -p @UPDATES@ && touch @UPDATES@/kvm.ko.xz"
+DROPS = "rm @UPDATES@/kvm.ko.xz; echo why >&2"
+OURS_THERE, OURS_LOADED = {f"{UPDATES}/kvm.ko.xz": ""}, {"sys/module/kvm/version": "1\n"}
+CHANGED = "kernel-hook --at-boot, modprobe -qr, modprobe -qab, remake-initramfs"
+
+
+@pytest.mark.parametrize(
+    ("files", "hook", "did", "said"),
+    (
+        (LOADS | OURS_THERE | OURS_LOADED, "", "", ""),
+        (LOADS | OURS_THERE, "", "", ""),  # udev loads it just now, or this host has no KVM
+        (NO_LOAD | OURS_THERE, DROPS, CHANGED, "why"),
+        (NO_LOAD | OURS_THERE, "echo full >&2", "kernel-hook --at-boot", "full"),
+        (NO_LOAD | OURS_THERE | OURS_LOADED, "", "", ""),  # a key that mokutil doesn't know
+        (NO_LOAD | {REFUSED: ""}, "", "", ""),
+        (LOADS | {REFUSED: ""}, INSTALLS, CHANGED, "loads our KVM again"),
+        (LOADS | {REFUSED: ""}, "echo full >&2", "kernel-hook --at-boot", "full"),
+        (LOADS, "", "", ""),  # somebody else took it away: it stays so
+    ),
+)
+def test_at_boot(host: Host, files: Files, hook: str, did: str, said: str) -> None:
+    """Secure Boot was turned on, or off, since; one line says what is done about it."""
+    text = (PACKAGING / "at-boot").read_text()
+    for path in ("/usr/src/kvm-global-tdp-@VERSION@", "/usr/lib/kvm-global-tdp"):
+        text = text.replace(path, str(host.programs))
+    for path in ("/lib/modules", "/var/cache", "/sys"):
+        text = text.replace(path, f"{host.root}{path}")
+    for name in ("modprobe", "remake-initramfs"):
+        host.put(_program(name, f'echo {name} "$1" >>@ROOT@/done'))
+    host.put(_program("kernel-hook", f'echo kernel-hook "$2" >>@ROOT@/done\n{hook}'))
+    host.put(_program("uname", f"echo {RELEASE}"), _program("udevadm", ""), files)
+    host.put({"at-boot": text})
+    status, nothing, wrong = host.run("at-boot")
+    done = host.root / "done"
+    found = done.read_text().split("\n")[:-1] if done.exists() else []
+    assert ", ".join(found).replace(f" {RELEASE}", "") == did
+    assert (status, nothing, wrong.count("\n")) == (wrong == "full\n", "", bool(said))
+    assert said in wrong
 
 
 class Stock(Host):

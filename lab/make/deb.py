@@ -40,7 +40,7 @@ _IN_SOURCES = (
     *("keep-stock", "dkms.conf", "origin.patch"),
 )
 _PROGRAMS = {
-    "usr/lib/kvm-global-tdp": ("kernel-hook", "remake-initramfs"),
+    "usr/lib/kvm-global-tdp": ("kernel-hook", "at-boot", "remake-initramfs"),
     "usr/sbin": ("global-tdp-status",),
 }
 _HEADERS = ("arch/x86/include/", "include/")
