@@ -1013,6 +1013,10 @@ STATUS = {
         ({}, 0, "OK: stopped", "--stop"),
     ),
     "the fixes are loaded, all is to be": ((OWN | OURS, 2, STOCK),),
+    "why, by the hook": (
+        (OWN | {f"run/kvm-global-tdp/{KERNELS[0]}": "kvm-global-tdp: y\n"}, 2, STOCK),
+        (_program("uname", f"echo {KERNELS[0]}"), 2, f"{STOCK}; y"),
+    ),
     "off": ((_on("ask"), 1, "WARNING: off for new"), (_on("N"), 1, "WARNING: off for new VMs")),
     "of an earlier version, until the next boot": (
         (

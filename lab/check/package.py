@@ -177,6 +177,7 @@ class _System:
             self._upgrade()
             self._another_upload()
             self._not_tested()
+            self._chosen_patches()
             self._does_not_apply()
             self._does_not_compile()
             self._reinstalled()
@@ -511,6 +512,28 @@ class _System:
             self._note_built("reconfigure", f"no sources: {what}", done, self.kernel)
         aside.rename(archive)
 
+    def _chosen_patches(self) -> None:
+        """Without Global TDP, if the settings say so; what is built is kept for the machine."""
+        settings = self.root / SETTINGS
+        settings.write_text("any\npatches=fixed\n")
+        done = self._inside("dpkg-reconfigure", deb.NAME)
+        self._note_kept("patches", "a wrong word: told", done, "patches=fixes+mmu_lock or")
+        settings.write_text("any\npatches=fixes\n")
+        with working(f"{self.release}: DKMS builds the fixes alone"):
+            done = self._inside("dpkg-reconfigure", deb.NAME)
+        self._note_built("patches", "the fixes alone", done, self.kernel)
+        fixes = self.root / "package-test/fixes"
+        fixes.mkdir(parents=True)
+        for module in self._modules():
+            shutil.copy(module, fixes)
+        told = ("modinfo", "-k", self.kernel, "-F")
+        said = self._inside(*told, "patches", "kvm").stdout.strip()
+        self._note("patches", "modinfo -F patches", said, said == "fixes")
+        said = self._inside(*told, "parm", "kvm").stdout
+        right = "tdp_mmu" in said and "global_tdp" not in said
+        self._note("patches", "the parameters lack global_tdp", f"{len(said)} bytes", right)
+        settings.write_text("any\n")
+
     def _does_not_apply(self) -> None:
         """A patch fails, or there is no room: the kernel has its own KVM."""
         self._inside("/etc/kernel/prerm.d/dkms", self.kernel)
@@ -620,7 +643,6 @@ class _System:
 
     def _make_disk(self) -> None:
         own = self.root / "package-test"
-        own.mkdir()
         (own / "phase").write_text(f"{next(iter(PHASES))}\n")
         images = shlex.quote(" ".join(self.upload.images))
         (own / "job").write_text(

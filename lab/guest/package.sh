@@ -62,6 +62,24 @@ status() {
 	check "global-tdp-status says $2" "$said" grep -q "$2" <<<"$said"
 }
 
+service_said() {
+	journalctl -q -b -o cat -u kvm-global-tdp | grep '^kvm-global-tdp: '
+}
+
+# Built in the root file system; a build in this machine would take an hour.
+load_fixes() {
+	modprobe -r kvm_amd kvm
+	cp fixes/* "/lib/modules/$kernel/updates/dkms/" && modprobe kvm_amd
+}
+
+load_all() {
+	modprobe -r kvm_amd kvm
+	cp "/var/lib/dkms/kvm-global-tdp/$version/$kernel"/*/module/* "/lib/modules/$kernel/updates/dkms/"
+	modprobe kvm_amd
+}
+
+says_fixes() { dmesg | grep -q "kvm: with Global TDP's fixes $version,"; }
+
 installed() {
 	find "/lib/modules/$kernel/updates" -name 'kvm*' 2>/dev/null | wc -l
 }
@@ -82,20 +100,25 @@ locked)
 	# The kernel wants signatures, as with Secure Boot, and nobody has enrolled the key.
 	check 'locked down' "$(cat /sys/kernel/security/lockdown)" \
 		grep -q '\[integrity\]' /sys/kernel/security/lockdown
-	check 'KVM was refused' "$(dmesg | grep -i 'lockdown.*unsigned' | tail -n 1)" not loaded
-	status 2 CRITICAL
-	said=$($hook "$kernel" 2>&1)
-	check 'not installed, as it is told' "$said" grep -q 'mokutil --import' <<<"$said"
+	said=$(dmesg | grep -iE 'lockdown.*module|module.*(unavailable key|unsigned)')
+	check 'ours was refused' "$said" test -n "$said"
+	said=$(service_said)
+	check 'the service says why, once' "$said" grep -q 'mokutil --import' <<<"$said"
+	check 'in one line' "$said" test "$(wc -l <<<"$said")" = 1
 	check 'nothing is in updates/' "$(installed) modules" test "$(installed)" = 0
-	check "the distribution's KVM loads" "$(kvm_of filename)" modprobe kvm_amd
-	status 2 'without Global TDP'
+	check "the distribution's KVM was loaded at boot" "$(kvm_of filename)" loaded
+	check 'no parameter global_tdp' '' not test -e $parameter
+	check 'files of the kernel package untouched' 'dpkg --verify' kernel_untouched
+	status 2 'mokutil --import'
+	said=$($hook "$kernel" 2>&1)
+	check 'the hook changes nothing' "$said" test "$(installed)" = 0
 	echo on >phase
 	;;
 on)
-	check "the distribution's KVM was loaded" "$(kvm_of filename)" not test -e $parameter
-	said=$($hook "$kernel" 2>&1)
-	check 'installed without the lock-down' "$(installed) modules" test "$(installed)" = 3
-	status 2 'load KVM again'
+	said=$(service_said)
+	check 'without the lock-down, the service says that ours is back' "$said" grep -q 'our KVM again' <<<"$said"
+	check 'installed' "$(installed) modules" test "$(installed)" = 3
+	check 'ours was loaded at boot' "global_tdp=$(cat $parameter)" grep -qx ask $parameter
 	echo 'options kvm global_tdp=1' >/etc/modprobe.d/local-global-tdp.conf
 	modprobe -r kvm_amd kvm
 	modprobe kvm_amd
@@ -111,6 +134,15 @@ on)
 	status=$?
 	tail -n 3 log
 	check 'selftest passes' "global_tdp_populate_test, status $status" test $status = 0
+	check 'the fixes alone: loaded' "$(load_fixes 2>&1)" loaded
+	found=$(cat /sys/module/kvm/version)
+	check 'the fixes alone: ours' "$found" test "$found" = "$version"
+	check 'the fixes alone: no parameter global_tdp' '' not test -e $parameter
+	check 'the fixes alone: dmesg' "$(dmesg | tail -n 3)" says_fixes
+	echo patches=fixes >>/etc/default/kvm-global-tdp
+	status 0 'as patches=fixes asks'
+	sed -i '/^patches/d' /etc/default/kvm-global-tdp
+	load_all
 	dpkg --purge kvm-global-tdp-dkms
 	left=$(dpkg-query -W -f='${db:Status-Status}' kvm-global-tdp-dkms 2>/dev/null)
 	check 'package can be purged' "$left" test "${left:-not-installed}" = not-installed
