@@ -96,6 +96,10 @@ def _suite(**chosen: object) -> Configure:
     return configure
 
 
+def _plain(_: argparse.ArgumentParser) -> None:
+    """Add no arguments."""
+
+
 def _clean(_: argparse.Namespace) -> None:
     if paths.LINUX.exists() and (reason := tree.unsaved()):
         raise LabError(reason)
@@ -130,13 +134,13 @@ WHATS: dict[str, dict[str, tuple[Configure, Target, str]]] = {
     },
     "bench": {
         "bulk": (bulk.configure, bulk.run, "tell what many VMs at rest cost"),
-        "dax": (dax.configure, dax.run, "count instructions a page of a vNVDIMM"),
+        "dax": (_plain, dax.run, "count instructions a page of a vNVDIMM"),
         "locking": (locking.configure, locking.run, "time what a vCPU's fault waits for"),
         "perf": (perf.configure, perf.run, "run KVM's own perf tests for 1 to 8 vCPUs"),
         "reclaim": (reclaim.configure, reclaim.run, "count reclaim of a file of many VMs"),
         "scale": (scale.configure, scale.run, "model what large VMs cost, and check that"),
         "sparse": (sparse.configure, sparse.run, "count for guests that want few pages"),
-        "working-set": (working_set.configure, working_set.run, "count for recorded guests"),
+        "working-set": (_plain, working_set.run, "count for recorded guests"),
     },
 }
 """What `make test WHAT=…` and `make bench WHAT=…` can run: the commands "test broken" etc."""
@@ -175,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
     add("clean", _clean, "remove build/, unless it holds edits")
     suite.configure(add("test", suite.run, "run all tests: the series' and the kernel's own"))
     suite.configure_check(add("check", suite.check, "run the series' tests on NPT"))
-    bench.configure(add("bench", bench.run, "count instructions a page, stock and ours"))
+    add("bench", bench.run, "count instructions a page, stock and ours")
     for name, whats in WHATS.items():
         for what, (configure, target, text) in whats.items():
             configure(add(f"{name} {what}", target, text))

@@ -1,6 +1,6 @@
 """Show results: tables on stdout, figures in files, all of them alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +33,20 @@ def table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:
     return made
 
 
-def met(good: bool) -> str:
-    """Return how a target is told to be met, or not."""
+def rows(
+    title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Iterable[str]]
+) -> None:
+    """Print a table."""
+    made = table(title, left, right)
+    for row in rows:
+        made.add_row(*row)
+    stdout().print(made)
+
+
+def met(good: bool | None) -> str:
+    """Return how a target is told to be met, or not, or that this is not known."""
+    if good is None:
+        return "unknown"
     return "[green]met[/]" if good else "[bold red]not met[/]"
 
 
@@ -61,3 +73,25 @@ def figure(
         path.parent.mkdir(parents=True, exist_ok=True)
         made.savefig(path, dpi=150)
         plt.close(made)
+
+
+def logarithmic(axis: "Axes", ticks: Sequence[float] = (), **labels: str) -> None:
+    """Have both scales be logarithms, that below with plain numbers, at `ticks` if given."""
+    axis.set(**labels)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    if ticks:
+        axis.set_xticks(ticks)
+    axis.xaxis.set_major_formatter("{x:g}")
+
+
+def draw_points(axis: "Axes", points: Iterable[tuple[float, float]], **style: str) -> None:
+    """Draw a line through points, if there are any."""
+    if found := sorted(points):
+        axis.plot(*zip(*found, strict=True), marker="o", markersize=3, **style)
+
+
+def legend_below(figure: "Figure", axis: "Axes", columns: int) -> None:
+    """Explain the lines of a panel below all: within, that would lie on them."""
+    style = {"loc": "outside lower center", "fontsize": 7, "handlelength": 4, "frameon": False}
+    figure.legend(*axis.get_legend_handles_labels(), ncols=columns, **style)

@@ -1,16 +1,14 @@
 """The locking benchmark's output, and its figures against their targets."""
 
 import json
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from lab.check.outcome import State
 from lab.error import LabError
 from lab.measure import locking
+from lab.measure.counted import OURS, STOCK
 from lab.measure.locking import Figure
 
 
@@ -27,9 +25,8 @@ def test_each_run_that_is_traced_has_its_own_maps() -> None:
     for held in (100, 200):
         text += [RUN, line("map", {"@longest": {"age:16": held}})]
         text.append(line("map", {"@holds": {"age:16": 3, "idle": 5}}))
-    runs = list(locking.parse_trace("\n".join(text)))
-    assert runs == [({"age:16": held}, {"age:16": 3, "idle": 5}) for held in (100, 200)]
-    assert list(locking.parse_trace(f"{RUN}\n{RUN}")) == [({}, {}), ({}, {})]
+    assert locking.parse_trace("\n".join(text)) == [{"age:16": 100}, {"age:16": 200}]
+    assert locking.parse_trace(f"{RUN}\n{RUN}") == [{}, {}]
 
 
 def test_whose_holds_are_whose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,29 +41,6 @@ def test_whose_holds_are_whose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "alone.trace").write_text(runs[0])
     with pytest.raises(LabError, match="1 of 2"):
         list(locking.read("alone"))
-
-
-def test_the_cause_is_told_and_not_that_the_other_machine_was_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped = []
-
-    def command(*_: object, turns: int, **__: object) -> None:
-        if turns == 2:
-            raise LabError("it died")
-        stopped.append(locking.runs.STOPPING.wait(20))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(locking, "DIRECTORY", tmp_path)
-    monkeypatch.setattr(locking, "_script", lambda *_: "")
-    monkeypatch.setattr(locking.npt, "command", command)
-    monkeypatch.setattr(locking.os, "sched_getaffinity", lambda _: {0, 1})
-    try:
-        with pytest.raises(LabError, match="it died"):
-            locking._measure_all(Namespace(modes=list(locking.MODES), timeout=5))
-    finally:
-        locking.runs.STOPPING.clear()
-    assert stopped == [True]
 
 
 TOLD = """
@@ -106,41 +80,39 @@ def test_what_is_told_was_measured(
     assert all(words in told for words, told in zip(wanted, wrong, strict=True)), wrong
 
 
-ARGS = Namespace(modes=["alone"], paths=["nx"], sizes=[16, 1024])
+def figures(hold: int = 100) -> list[Figure]:
+    """Return those of a run, of which the longest hold is this at more than the least size."""
+    return [
+        Figure("alone", whose, path, mib, 1, hold=hold if mib > 16 else 100)
+        for whose in (OURS, STOCK)
+        for path in locking.PATHS
+        for mib in locking.SIZES
+    ]
 
 
-def figures(mode: str = "alone", hold: int = 100) -> list[Figure]:
-    """Return those of a run, of which the longest hold is this."""
-    made = [Figure(mode, whose, "nx", 16, 1, worst=7, hold=100) for whose in ("stock", "ours")]
-    return [*made, *(replace(figure, mib=1024, hold=hold) for figure in made)]
+def test_what_is_judged_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locking, "DOCUMENTED", False)
+    for hold, wanted in ((100, {True}), (200, {True, False})):
+        found = list(locking.conclude(figures(hold), ["alone"]))
+        assert {good for _, good in found} == wanted
+    with pytest.raises(LabError, match="1 figures too few"):
+        list(locking.conclude(figures()[:-1], ["alone"]))
 
 
-def test_what_an_earlier_run_left_is_shown_and_not_judged() -> None:
-    found = list(locking.conclude([*figures(), *figures("turns")], ARGS))
-    assert {verdict.met for verdict in found} == {True}
-    assert not [each for each in found if "turns" in each.text or "populate" in each.text]
-    with pytest.raises(LabError):
-        list(locking.conclude(figures()[:-1], ARGS))
-
-
-def test_status_and_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"no_build": True, "keep": False, "timeout": 1, "rounds": 1}
-    for hold, status, last in ((100, 0, "2 passed, 0 failed"), (200, 1, "1 passed, 1 failed")):
-        with (
-            mock.patch.multiple(locking, DIRECTORY=tmp_path, PROGRAM=tmp_path, ROOT=tmp_path),
-            mock.patch.multiple(locking, _plot=mock.DEFAULT, _script=mock.DEFAULT),
-            mock.patch.object(locking, "read", return_value=figures(hold=hold)),
-            mock.patch("lab.machine.npt.command") as command,
-        ):
-            command.return_value.status = 0
-            assert locking.run(Namespace(**vars(ARGS), **options)) == status
-        assert capsys.readouterr().out.splitlines()[-1] == f"{last}, 0 skipped"
+def test_tables_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a machine whose figures there are."""
+    locking._show(figures())
+    said = capsys.readouterr().out
+    assert said.count("MMU notifier") == len(locking.SIZES)
+    assert "alone, in 1000 instructions" in said and "turns" not in said
+    locking._plot(figures(), tmp_path / "locking.png")
+    assert (tmp_path / "locking.png").exists()
 
 
 def met(*figures: Figure) -> list[bool | None]:
     """Return which targets are met."""
     known = {(f.mode, f.modules, f.path, f.mib): f for f in figures}
-    return [verdict.met for verdict in locking.judge(known)]
+    return [good for _, good in locking.judge(known)]
 
 
 def test_targets_of_holds_and_storms() -> None:
@@ -174,6 +146,4 @@ def test_targets_of_faults_and_threads() -> None:
     two = {"threads": 2, "ns": 100, "mib": 1}
     for ns, more, good in ((160, [two], True), (159, [two], False), (160, [], False)):
         timed = [{"threads": 1, "ns": ns, "mib": 1}, *more]
-        assert [verdict.met for verdict in locking.judge_threads(timed)] == [good]
-    states = [locking.Verdict("", good).state for good in (True, False, None)]
-    assert states == list(State)
+        assert [good for _, good in locking.judge_threads(timed)] == [good]

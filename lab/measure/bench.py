@@ -8,25 +8,17 @@ Then the same for restoring a guest's memory from a snapshot file (lab.measure.r
 
 import argparse
 import itertools
-import json
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lab import show
-from lab.check import report
-from lab.check.outcome import State
 from lab.error import LabError
-from lab.machine import npt, params
-from lab.make import modules, selftests
-from lab.make import restore as make_restore
-from lab.measure import restore
+from lab.measure import counted, restore
+from lab.measure.counted import Verdict
 from lab.paths import BUILD, LIVES, ROOT, SELFTESTS, VERSION, VERSIONS
-from lab.shell import console
-from lab.source import debian
 
 DIRECTORY = BUILD / "bench"
 PROGRAM = SELFTESTS / "x86_64" / "global_tdp_bench"
@@ -34,6 +26,9 @@ DOCUMENT = ROOT / "docs" / "costs.md"
 
 BACKINGS = {"4k": "4 KiB", "thp": "THP"}
 ROUNDS = 2
+MIB = 64
+"""Of guest memory."""
+
 _LIVES = {"stock": ("",), "ours": ("", "-g")}
 """How the program of short-lived VMs is called, by whose modules."""
 _NUMBER = re.compile(r"\s*([\d.]+)")
@@ -142,122 +137,81 @@ class Cell:
     met: bool | None = None
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("--mib", type=int, default=64, help="of guest memory")
-    parser.add_argument("--no-build", action="store_true", help="take what is built")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds, with the boot")
+Rows = Sequence[tuple[Case, dict[str, Cell]]]
 
 
-def run(args: argparse.Namespace) -> int:
+def run(_: argparse.Namespace) -> int:
     """Measure and show; 1 if a target is missed."""
-    if not args.no_build:
-        modules.build()
-        selftests.build()
-        make_restore.build()
-    if not PROGRAM.exists():
-        raise LabError(f"{PROGRAM.relative_to(ROOT)} is not there: is it in the series?")
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    for old in (
-        name for kind in ("*.txt", "restore.*", "lives.*") for name in DIRECTORY.glob(kind)
-    ):
-        old.unlink()
-    console.print("Counting instructions: stock modules, then ours; some minutes")
-    status = npt.command(
-        _script(args.mib), icount=True, stock=True, timeout=args.timeout
-    ).status
-    if status:
-        raise LabError(f"the benchmark ended with status {status}; see its output above")
-    measured = list(_read())
+    counted.build(PROGRAM)
+    counted.run(DIRECTORY, "Counting instructions: stock modules, then ours", _script)
+    logs = sorted(DIRECTORY.glob("*.[0-9].txt"))
+    measured = [
+        each for log in logs for each in parse(log.name.partition(".")[0], log.read_text())
+    ]
     figures = list(best(measured))
-    cells = judge(figures)
-    restored = restore.figures(_restored())
+    rows = judge(figures)
+    restored = restore.figures(
+        {
+            (whose, cache): (DIRECTORY / f"restore.{whose}.{cache}.txt").read_text()
+            for whose, cache in itertools.product(_LIVES, restore.CACHES)
+        }
+    )
     lives = read_lives()
-    _show(cells)
+    _show(rows)
     restore.show(restored)
-    lived = list(judge_lives(lives))
-    for line, _ in lived:
-        print(line)
-    saved = DIRECTORY / "bench.json"
-    content = {"mib": args.mib, "kernel": debian.kernel().release, "note": NOTE}
-    content["figures"] = [asdict(figure) for figure in figures]
-    content["restore"] = restored
-    content["lives"] = lives
-    saved.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"saved: {saved.relative_to(ROOT)}")
-    wrong = list(untrue(DOCUMENT.read_text(), cells))
-    missed = [line for line, met in lived if not met]
-    return conclude(cells, list(drift(measured)), wrong, [*restore.misses(restored), *missed])
+    counted.save(
+        DIRECTORY / "bench.json",
+        mib=MIB,
+        note=NOTE,
+        figures=[asdict(figure) for figure in figures],
+        restore=restored,
+        lives=lives,
+    )
+    wrong = list(untrue(DOCUMENT.read_text(), rows))
+    more = (*restore.targets(restored), *judge_lives(lives))
+    return counted.judge([*conclude(rows, list(drift(measured)), wrong), *more])
 
 
-def conclude(
-    rows: Sequence[tuple[Case, dict[str, Cell]]],
-    drifts: Sequence[str],
-    wrong: Sequence[str],
-    missed: Sequence[str] = (),
-) -> int:
-    """Print what is wrong beside missed targets, and the last line; return the status."""
-    for line in drifts:
-        print(f"rounds differ: {line}")
-    for line in wrong:
-        print(f"{DOCUMENT.relative_to(ROOT)}: {line}")
-    for line in missed:
-        print(f"missed: {line}")
-    met = [cell.met for _, row in rows for cell in row.values() if cell.met is not None]
-    good = [*met, not drifts, not wrong, not missed]
-    return report.end(Counter(State.PASSED if each else State.FAILED for each in good))
+def conclude(rows: Rows, drifts: Sequence[str], wrong: Sequence[str]) -> Iterator[Verdict]:
+    """Return the verdicts on targets, which the table has, and on what must be so beside."""
+    cells = (cell for _, row in rows for cell in row.values())
+    yield from (("", cell.met) for cell in cells if cell.met is not None)
+    of_document = f"figures of {DOCUMENT.relative_to(ROOT)}"
+    for what, faults in (("rounds agree", drifts), (of_document, wrong)):
+        yield ": ".join((what, *["; ".join(faults)] * bool(faults))), not faults
 
 
-def _script(mib: int) -> str:
+def _script() -> str:
     """Return what the machine runs, which comes up with stock modules."""
-    lines, program = ['. "$LAB_GUEST/modules.sh"', "set -e"], shlex.quote(str(PROGRAM))
-    for number in range(1, ROUNDS + 1):
-        for whose in ("stock", "ours"):
-            listed = DIRECTORY / f"{whose}.modules"
-            listed.write_text(params.to_load("kvm_amd", stock=whose == "stock"))
-            lines += [f"load {shlex.quote(str(listed))}"]
-            log = shlex.quote(str(DIRECTORY / f"{whose}.{number}.txt"))
-            lines += [f"echo '  round {number} of {ROUNDS}, {whose} modules'"]
-            lines += [f"{program} -m {mib} -r 5 >{log} 2>&1 || {{ cat {log}; exit 1; }}"]
-            if number == ROUNDS:
-                lines += [restore.script(DIRECTORY / f"restore.{whose}")]
-            for how in _LIVES[whose]:
-                log = shlex.quote(str(_lives(whose, how)))
-                lines += [f"{shlex.quote(str(LIVES))} {how} >>{log}"]
+    lines, program = [*counted.BEGIN], shlex.quote(str(PROGRAM))
+    for number, whose in itertools.product(range(1, ROUNDS + 1), _LIVES):
+        lines += [counted.load(whose, DIRECTORY)]
+        lines += [f"echo '  round {number} of {ROUNDS}, {whose} modules'"]
+        log = DIRECTORY / f"{whose}.{number}.txt"
+        lines += [counted.logged(f"{program} -m {MIB} -r 5", log)]
+        if number == ROUNDS:
+            lines += [restore.script(DIRECTORY / f"restore.{whose}")]
+        for how in _LIVES[whose]:
+            lines += [counted.logged(f"{shlex.quote(str(LIVES))} {how}", _lives(whose, how))]
     return "\n".join(lines)
 
 
-def _read() -> Iterator[Figure]:
-    for path in sorted(DIRECTORY.glob("*.txt")):
-        yield from parse(path.name.partition(".")[0], path.read_text())
-
-
-def _restored() -> dict[tuple[str, str], str]:
-    found = {}
-    for whose, cache in itertools.product(("stock", "ours"), restore.CACHES):
-        log = DIRECTORY / f"restore.{whose}.{cache}"
-        if not log.exists():
-            raise LabError(f"restore has not been measured on {whose} modules, {cache}")
-        found[whose, cache] = log.read_text()
-    return found
-
-
 def _lives(whose: str, how: str) -> Path:
-    return DIRECTORY / f"lives.{whose}{how}"
+    return DIRECTORY / f"lives.{whose}{how}.txt"
 
 
 def read_lives() -> dict[str, int]:
     """Return the instructions of a short-lived VM, the lowest of all rounds."""
     return {
         f"{whose}{how}": min(
-            json.loads(line)["ns"] for line in _lives(whose, how).read_text().splitlines()
+            got["ns"] for got in counted.objects(_lives(whose, how).read_text())
         )
         for whose, hows in _LIVES.items()
         for how in hows
     }
 
 
-def judge_lives(lives: dict[str, int]) -> Iterator[tuple[str, bool]]:
+def judge_lives(lives: dict[str, int]) -> Iterator[Verdict]:
     """Return what a short-lived VM takes beside stock, and whether that is within bounds."""
     stock = lives["stock"]
     for name, label, most in (("ours", "off", _OVER_STOCK), ("ours-g", "on", 3)):
@@ -271,29 +225,29 @@ def judge_lives(lives: dict[str, int]) -> Iterator[tuple[str, bool]]:
 
 def parse(whose: str, text: str) -> Iterator[Figure]:
     """Return the figures in the output of the program."""
-    for line in text.splitlines():
-        if line.startswith("{"):
-            got = json.loads(line)
-            yield Figure(whose, got["case"], got["backing"], got["ns_per_page"], got["faults"])
+    for got in counted.objects(text):
+        yield Figure(whose, got["case"], got["backing"], got["ns_per_page"], got["faults"])
 
 
-def best(figures: Iterable[Figure]) -> Iterable[Figure]:
-    """Return the lowest figure of all rounds for each case."""
-    lowest: dict[tuple[str, str, str], Figure] = {}
+def _by_case(figures: Iterable[Figure]) -> dict[tuple[str, str, str], list[Figure]]:
+    """Return those of all rounds."""
+    rounds: dict[tuple[str, str, str], list[Figure]] = {}
     for figure in figures:
         key = (figure.modules, figure.case, figure.backing)
-        if key not in lowest or figure.ns_per_page < lowest[key].ns_per_page:
-            lowest[key] = figure
-    return lowest.values()
+        rounds.setdefault(key, []).append(figure)
+    return rounds
+
+
+def best(figures: Iterable[Figure]) -> Iterator[Figure]:
+    """Return the lowest figure of all rounds for each case."""
+    for rounds in _by_case(figures).values():
+        yield min(rounds, key=lambda figure: figure.ns_per_page)
 
 
 def drift(figures: Iterable[Figure]) -> Iterator[str]:
     """Return what a machine that drifts, or a case that is not steady, has not measured."""
-    rounds: dict[tuple[str, str, str], list[float]] = {}
-    for figure in figures:
-        key = (figure.modules, figure.case, figure.backing)
-        rounds.setdefault(key, []).append(figure.ns_per_page)
-    for key, values in rounds.items():
+    for key, rounds in _by_case(figures).items():
+        values = [figure.ns_per_page for figure in rounds]
         if len(values) != ROUNDS:
             yield f"{', '.join(key)}: {len(values)} rounds of {ROUNDS}"
         elif max(values) - min(values) > _tolerance(min(values)):
@@ -304,22 +258,19 @@ def _tolerance(measured: float) -> float:
     return max(SPREAD * measured, SPREAD_LEAST)
 
 
-def judge(figures: Sequence[Figure]) -> list[tuple[Case, dict[str, Cell]]]:
+def judge(figures: Iterable[Figure]) -> Rows:
     """Return each row with a cell for each backing; LabError if a figure is missing."""
     known = {(figure.modules, figure.case, figure.backing): figure for figure in figures}
-    backings = [backing for backing in BACKINGS if any(f.backing == backing for f in figures)]
     rows = []
     for case in CASES:
         cells = {}
-        for backing in backings:
+        for backing in BACKINGS:
             figure = known.get(("stock" if case.stock else "ours", case.name, backing))
             if not figure:
                 raise LabError(f"the benchmark has no figure for {case.name}, {backing}")
             whose, name = ("ours", case.beyond[0]) if case.beyond else ("stock", case.name)
             cells[backing] = _cell(case, figure, known.get((whose, name, backing)))
         rows.append((case, cells))
-    if not backings:
-        raise LabError("the benchmark printed no figures")
     return rows
 
 
@@ -346,7 +297,7 @@ def columns_before() -> int:
     return len(BACKINGS) * VERSIONS.index(VERSION)
 
 
-def untrue(text: str, rows: Sequence[tuple[Case, dict[str, Cell]]]) -> Iterator[str]:
+def untrue(text: str, rows: Rows) -> Iterator[str]:
     """Return where a table of the documentation is not what was measured, rounded.
 
     It has a column a backing, of a kernel beside those of another.
@@ -366,10 +317,10 @@ def untrue(text: str, rows: Sequence[tuple[Case, dict[str, Cell]]]) -> Iterator[
                 yield f"{case.told}: {number[1] if number else 'nothing'}, not {measured:.1f}"
 
 
-def _show(rows: Sequence[tuple[Case, dict[str, Cell]]]) -> None:
+def _show(rows: Rows) -> None:
     out, table = show.stdout(), show.table("Instructions per 4 KiB page", ["case"])
-    for backing in rows[0][1]:
-        for head in (BACKINGS[backing], "faults", "target", ""):
+    for backing in BACKINGS.values():
+        for head in (backing, "faults", "target", ""):
             table.add_column(head, justify="left" if head in ("target", "") else "right")
     for case, cells in rows:
         row = [case.label]

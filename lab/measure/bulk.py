@@ -9,13 +9,10 @@ import argparse
 import shlex
 from collections.abc import Iterator, Mapping
 
-from lab.error import LabError
-from lab.machine import npt
-from lab.make import modules, selftests
+from lab import show
 from lab.measure import counted
+from lab.measure.counted import Verdict
 from lab.paths import BUILD, SELFTESTS
-from lab.shell import console
-from lab.show import stdout, table
 
 DIRECTORY = BUILD / "bulk"
 _PROGRAM = SELFTESTS / "x86_64" / "global_tdp_bulk_bench"
@@ -41,15 +38,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("--vms", type=int, default=200, help="how many, up to 1000 [200]")
     parser.add_argument("--seconds", type=int, default=600, help="of rest, emulated [600]")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds, of a boot")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show; 1 if VMs at rest cost a wake-up, or more than a thread each."""
-    selftests.build()
-    modules.build()
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    console.print(f"Watching {args.vms} VMs at rest for {args.seconds} s; some minutes")
+    counted.build(_PROGRAM)
     found = {mode: _measure(mode, args) for mode in MODES}
     _show(found)
     counted.save(DIRECTORY / "bulk.json", note=_NOTE, figures=found)
@@ -59,16 +52,15 @@ def run(args: argparse.Namespace) -> int:
 def _measure(mode: str, args: argparse.Namespace) -> Figures:
     log = DIRECTORY / f"{mode}.txt"
     program = shlex.join([str(_PROGRAM), str(args.vms), str(args.seconds)])
-    status = npt.command(
-        f"{program} >{shlex.quote(str(log))} 2>&1",
-        icount=True,
+    counted.run(
+        DIRECTORY,
+        f"Watching {args.vms} VMs at rest for {args.seconds} s, {mode}; some minutes",
+        lambda: counted.logged(program, log),
+        log.name,
         # A VMM with its libraries and its guest takes some 11 MiB.
         mem=f"{1024 + 20 * args.vms}M",
         params=f"global_tdp={MODES.index(mode)}",
-        timeout=args.timeout,
-    ).status
-    if status:
-        raise LabError(f"global_tdp_bulk_bench ended with status {status}; see {log}")
+    )
     return parse(log.read_text())
 
 
@@ -85,7 +77,7 @@ def per_vm(figures: Figures, name: str) -> float:
     return (figures[f"after_{name}"] - figures[f"before_{name}"]) / figures["vms"]
 
 
-def targets(figures: Figures) -> Iterator[tuple[str, bool]]:
+def targets(figures: Figures) -> Iterator[Verdict]:
     """What VMs at rest may take of their host."""
     vms, threads, wakeups = (figures[name] for name in ("vms", "threads", "wakeups"))
     yield f"{threads} threads for {vms} VMs", threads == vms
@@ -94,19 +86,15 @@ def targets(figures: Figures) -> Iterator[tuple[str, bool]]:
 
 
 def _show(found: Mapping[str, Figures]) -> None:
-    on = found["on"]
-    title = f"{on['vms']} VMs at rest for {on['seconds']} s"
-    made = table(title, ("what",), (*MODES, "more"))
+    rest = found["on"]
+    rows = []
     for name, what in (("threads", "threads"), ("wakeups", "wake-ups"), ("cpu_us", "CPU, us")):
-        values = [found[mode][name] for mode in MODES]
-        made.add_row(what, *(f"{value:,}" for value in values), f"{values[1] - values[0]:,}")
+        off, on = (found[mode][name] for mode in MODES)
+        rows.append((what, *(f"{value:,}" for value in (off, on, on - off))))
     for name, what in _MEMORY.items():
-        values = [per_vm(found[mode], name) for mode in MODES]
-        made.add_row(
-            f"{what}, KiB per VM",
-            *(f"{value:,.1f}" for value in values),
-            f"{values[1] - values[0]:,.1f}",
-        )
-    out = stdout()
-    out.print(made)
-    out.print(_NOTE, soft_wrap=True)
+        off, on = (per_vm(found[mode], name) for mode in MODES)
+        numbers = (f"{value:,.1f}" for value in (off, on, on - off))
+        rows.append((f"{what}, KiB per VM", *numbers))
+    title = f"{rest['vms']} VMs at rest for {rest['seconds']} s"
+    show.rows(title, ("what",), (*MODES, "more"), rows)
+    show.stdout().print(_NOTE, soft_wrap=True)

@@ -8,16 +8,13 @@ boot under -icount, with huge pages and without.
 import argparse
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
-from lab.error import LabError
-from lab.machine import npt, params
-from lab.make import modules, selftests
-from lab.make import restore as make_restore
 from lab.measure import counted, restore
+from lab.measure.counted import OURS, STOCK, Verdict
 from lab.measure.restore import Run
 from lab.paths import BUILD, RESTORE
-from lab.shell import console
 
 DIRECTORY = BUILD / "dax"
 MIB = 256
@@ -34,37 +31,20 @@ whole of it; faults are those of check and of write. DAX has no page cache:
 MADV_POPULATE_READ and _WRITE map the device's pages, for reading only or for writing, too."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("--timeout", type=float, default=1200, help="seconds, with the boot")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(_: argparse.Namespace) -> int:
     """Measure and show; 1 if a fault is left where there must be none."""
-    selftests.build()
-    make_restore.build()
-    modules.build()
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    for old in DIRECTORY.glob("*.txt"):
-        old.unlink()
-    console.print("Counting instructions: stock modules, then ours; some minutes")
-    status = npt.command(
-        _script(), icount=True, stock=True, machine="pmem", timeout=args.timeout
-    ).status
-    if status:
-        raise LabError(f"the benchmark ended with status {status}; see its output above")
-    logs = {
-        (whose, size): (DIRECTORY / f"{whose}.{size}.txt").read_text()
-        for whose in ("stock", "ours")
-        for size in _OPTIONS
-    }
-    runs = restore.figures(logs)
+    counted.build()
+    doing = "Counting instructions: stock modules, then ours; some minutes"
+    counted.run(DIRECTORY, doing, _script, stock=True, machine="pmem")
+    runs = restore.figures(
+        {key: _log(*key).read_text() for key in product((STOCK, OURS), _OPTIONS)}
+    )
     restore.show(runs, _TITLES, _NOTE)
     counted.save(DIRECTORY / "dax.json", mib=MIB, note=_NOTE, runs=runs)
     return counted.judge(targets(runs))
 
 
-def targets(runs: Sequence[Run]) -> Iterator[tuple[str, bool]]:
+def targets(runs: Sequence[Run]) -> Iterator[Verdict]:
     """What is populated takes no fault; what DAX has to be told of, i.e. writes, may."""
     for size in _OPTIONS:
         found = {run["way"]: run for run in runs if _is(run, size)}
@@ -83,17 +63,15 @@ def _is(run: Mapping[str, int | str], size: str) -> bool:
 
 def _script() -> str:
     """Return what the machine runs, which comes up with stock modules."""
-    lines, program = ['. "$LAB_GUEST/modules.sh"', "set -e"], shlex.quote(str(RESTORE))
-    for whose in ("stock", "ours"):
-        listed = DIRECTORY / f"{whose}.modules"
-        listed.write_text(params.to_load("kvm_amd", stock=whose == "stock"))
-        lines += [f"load {shlex.quote(str(listed))}", f"echo '  {whose} modules'"]
-        lines += [_measured(program, whose, size) for size in _OPTIONS]
+    lines = [*counted.BEGIN]
+    for whose in (STOCK, OURS):
+        lines += [counted.load(whose, DIRECTORY), f"echo '  {whose} modules'"]
+        for size, options in _OPTIONS.items():
+            command = f"{shlex.quote(str(RESTORE))} -s {options} -m {MIB} {_FILE}"
+            # The first run makes the file.
+            lines += [f"{command} plain >/dev/null", counted.logged(command, _log(whose, size))]
     return "\n".join(lines)
 
 
-def _measured(program: str, whose: str, size: str) -> str:
-    log = shlex.quote(str(Path(DIRECTORY) / f"{whose}.{size}.txt"))
-    command = f"{program} -s {_OPTIONS[size]} -m {MIB} {_FILE}"
-    # The first run makes the file.
-    return f"{command} plain >/dev/null; {command} >{log} 2>&1 || {{ cat {log}; exit 1; }}"
+def _log(whose: str, size: str) -> Path:
+    return DIRECTORY / f"{whose}.{size}.txt"

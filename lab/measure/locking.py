@@ -13,30 +13,17 @@ Three machines, each with the distribution's modules and then ours in one boot:
 
 import argparse
 import itertools
-import json
-import os
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lab import show
-from lab.check import report
-from lab.check.outcome import State
 from lab.error import LabError
-from lab.machine import npt, params, runs
-from lab.machine.result import TIMED_OUT
-from lab.make import modules, selftests
+from lab.measure import counted
+from lab.measure.counted import OURS, STOCK, Verdict
 from lab.paths import BUILD, DOCUMENTED, ROOT, SELFTESTS
-from lab.shell import console
-from lab.source import debian
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 DIRECTORY = BUILD / "locking"
 PROGRAM = SELFTESTS / "x86_64" / "global_tdp_locking_bench"
@@ -119,26 +106,6 @@ class Figure:
     hold: int = 0
     """The longest; 0: the tracer has seen none, in a run that it has seen."""
 
-    holds: int = 0
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """On a target; `met` is None where there is nothing to be judged by."""
-
-    text: str
-    met: bool | None
-
-    @property
-    def state(self) -> State:
-        """As what it counts."""
-        if self.met is None:
-            return State.SKIPPED
-        return State.PASSED if self.met else State.FAILED
-
-    def __str__(self) -> str:
-        return f"{self.text}: {'unknown' if self.met is None else show.met(self.met)}"
-
 
 Known = dict[tuple[str, str, str, int], Figure]
 """By mode, modules, path and MiB."""
@@ -146,48 +113,30 @@ Known = dict[tuple[str, str, str, int], Figure]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="in MiB")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS))
-    parser.add_argument("--rounds", type=int, default=1, help="at the largest size")
-    parser.add_argument("--no-build", action="store_true", help="take what is built")
-    text = "show the last figures of other machines, too; they are not judged again"
-    parser.add_argument("--keep", action="store_true", help=text)
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds per machine")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show; 1 if a target is missed."""
-    if min(*args.sizes, args.rounds) < 1:
-        raise LabError("--sizes, --rounds: 1 or more")
-    if not args.no_build:
-        modules.build()
-        selftests.build()
-    if not PROGRAM.exists():
-        raise LabError(f"{PROGRAM.relative_to(ROOT)} is not there: is it in the series?")
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    _measure_all(args)
-    figures = [
-        figure for mode in MODES if args.keep or mode in args.modes for figure in read(mode)
-    ]
+    counted.build(PROGRAM)
+    for mode in args.modes:
+        counted.run(
+            DIRECTORY,
+            f"Machine '{mode}': stock modules, then ours",
+            lambda mode=mode: _script(mode),
+            f"{mode}.*",
+            icount=_counts(mode),
+            turns=1 if mode == "alone" else 2,
+            stock=True,
+        )
+    figures = [figure for mode in args.modes for figure in read(mode)]
     _show(figures)
-    verdicts = list(conclude(figures, args))
-    out = show.stdout()
-    for verdict in verdicts:
-        out.print(str(verdict))
     # Only what was measured as a whole is to be shown to all.
-    plot = PLOT if _is_whole(args) and args.modes == list(MODES) else DIRECTORY / PLOT.name
+    plot = PLOT if args.modes == list(MODES) else DIRECTORY / PLOT.name
     _plot(figures, plot)
-    saved = DIRECTORY / "locking.json"
-    content = {"kernel": debian.kernel().release}
-    content["figures"] = [asdict(figure) for figure in figures]
-    saved.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"saved: {saved.relative_to(ROOT)}, {plot.relative_to(ROOT)}")
-    return report.end(Counter(verdict.state for verdict in verdicts))
-
-
-def _is_whole(args: argparse.Namespace) -> bool:
-    return tuple(args.sizes) == SIZES and args.paths == list(PATHS)
+    print(f"saved: {plot.relative_to(ROOT)}")
+    counted.save(DIRECTORY / "locking.json", figures=[asdict(figure) for figure in figures])
+    return counted.judge(conclude(figures, args.modes))
 
 
 def untrue(text: str, known: Known) -> Iterator[str]:
@@ -216,96 +165,48 @@ def _counts(mode: str) -> bool:
     return MODES[mode] == "instructions"
 
 
-def _measure_all(args: argparse.Namespace) -> None:
-    # Instructions hardly depend on what else the host does; time does.
-    counted = [mode for mode in MODES if mode in args.modes and _counts(mode)]
-    with ThreadPoolExecutor(max(1, min(len(counted), len(os.sched_getaffinity(0))))) as pool:
-        jobs = [pool.submit(_measure, args, mode) for mode in counted]
-    for error in filter(None, (job.exception() for job in jobs)):
-        # The other one was interrupted then.
-        if isinstance(error, LabError):
-            raise error
-    for job in jobs:
-        job.result()
-    for mode in MODES:
-        if mode in args.modes and not _counts(mode):
-            _measure(args, mode)
-
-
-def _measure(args: argparse.Namespace, mode: str) -> None:
-    """Run a machine, which leaves in DIRECTORY what it has measured."""
-    for old in DIRECTORY.glob(f"{mode}.*"):
-        old.unlink()
-    console.print(f"Machine '{mode}': stock modules, then ours")
-    try:
-        status = npt.command(
-            _script(mode, args),
-            icount=_counts(mode),
-            turns=1 if mode == "alone" else 2,
-            stock=True,
-            timeout=args.timeout,
-        ).status
-        if status == TIMED_OUT:
-            raise LabError(f"machine '{mode}' took longer than --timeout {args.timeout:g}")
-        if status:
-            raise LabError(f"machine '{mode}' ended with status {status}; see above")
-    except LabError:
-        # There is nothing to wait for in the other one.
-        runs.STOPPING.set()
-        raise
-
-
-def conclude(figures: Sequence[Figure], args: argparse.Namespace) -> Iterator[Verdict]:
+def conclude(figures: Sequence[Figure], modes: Sequence[str]) -> Iterator[Verdict]:
     """Judge what was measured in this run; LabError if a figure is missing."""
-    known = {(f.mode, f.modules, f.path, f.mib): f for f in figures if f.mode in args.modes}
-    wanted = itertools.product(args.modes, ("stock", "ours"), args.paths, args.sizes)
+    known = _known(figures)
+    wanted = itertools.product(modes, (STOCK, OURS), PATHS, SIZES)
     if missing := [key for key in wanted if key not in known]:
         words = ", ".join(map(str, missing[0]))
         raise LabError(f"the benchmark has {len(missing)} figures too few: {words} MiB")
     yield from judge(known)
-    if DOCUMENTED and "alone" in args.modes and _is_whole(args):
+    if DOCUMENTED and "alone" in modes:
         wrong = list(untrue(DOCUMENT.read_text(), known))
         text = f"holds in {DOCUMENT.relative_to(ROOT)}, stock's at {min(SIZES)} MiB"
-        yield Verdict(f"{text}: {'; '.join(wrong) or 'as measured'}", not wrong)
-    if "time" in args.modes:
-        yield from judge_threads(_objects(DIRECTORY / "time.threads.txt"))
+        yield f"{text}: {'; '.join(wrong) or 'as measured'}", not wrong
+    if "time" in modes:
+        yield from judge_threads(counted.objects((DIRECTORY / "time.threads.txt").read_text()))
 
 
-def _script(mode: str, args: argparse.Namespace) -> str:
+def _known(figures: Iterable[Figure]) -> Known:
+    return {(f.mode, f.modules, f.path, f.mib): f for f in figures}
+
+
+def _script(mode: str) -> str:
     """Return what the machine runs, which comes up with stock modules."""
-    trace = shlex.quote(str(DIRECTORY / f"{mode}.trace"))
-    lines = [
-        '. "$LAB_GUEST/modules.sh"',
-        "set -e",
-        f"bpftrace -f json {shlex.quote(str(TRACER))} >{trace} 2>&1 & tracer=$!",
-        f"until grep -q ready {trace}; do",
-        f"  kill -0 $tracer || {{ cat {trace}; exit 1; }}; sleep 1; done",
-        "ticker=",
-    ]
+    lines, program = [], shlex.quote(str(PROGRAM))
+    for whose in (STOCK, OURS):
+        if whose == OURS:
+            lines += [counted.load(whose, DIRECTORY)]
+        log = DIRECTORY / f"{mode}.{whose}.txt"
+        for size, path in itertools.product(SIZES, PATHS):
+            lines += [f"echo '  {mode}: {whose}, {size} MiB, {path}'"]
+            rounds = min(5, max(SIZES) // size)
+            lines += [counted.logged(f"{program} -m {size} -r {rounds} -p {path}", log)]
+            lines += ["sleep 1  # the tracer prints and clears its maps"]
+    lines = counted.traced(TRACER, DIRECTORY / f"{mode}.trace", lines)
     if mode == "turns":
-        lines += [f"bpftrace -e {shlex.quote(TICKS)} >/dev/null & ticker=$!; sleep 2"]
-    for whose in ("stock", "ours"):
-        if whose == "ours":
-            listed = DIRECTORY / f"{mode}.ours.modules"
-            listed.write_text(params.to_load("kvm_amd"))
-            lines += [f"load {shlex.quote(str(listed))}"]
-        for size in sorted(args.sizes):
-            rounds = min(5, args.rounds * max(args.sizes) // size)
-            for path in args.paths:
-                log = shlex.quote(str(DIRECTORY / f"{mode}.{whose}.txt"))
-                command = f"{shlex.quote(str(PROGRAM))} -m {size} -r {rounds} -p {path}"
-                lines += [f"echo '  {mode}: {whose}, {size} MiB, {path}'"]
-                lines += [f"{command} >>{log} 2>&1 || {{ tail -n 30 {log}; exit 1; }}"]
-                lines += ["sleep 1  # the tracer prints and clears its maps"]
+        begun = f"bpftrace -e {shlex.quote(TICKS)} >/dev/null & ticker=$!; sleep 2"
+        lines = [begun, *lines, "kill -INT $ticker; wait $ticker || true"]
     if mode == "time":
-        log = shlex.quote(str(DIRECTORY / "time.threads.txt"))
-        run = f"{shlex.quote(str(PROGRAM))} -m {POPULATED} -r {POPULATE_ROUNDS}"
-        lines += [f"kill -INT $tracer; wait $tracer || true; echo '  {mode}: ours, populate'"]
-        counts = " ".join(map(str, THREADS))
-        lines += [
-            f"for n in {counts}; do {run} -t $n; done >{log} 2>&1 || {{ cat {log}; exit 1; }}"
-        ]
-    return "\n".join([*lines, "kill -INT $tracer $ticker 2>/dev/null || true; wait || true"])
+        lines += [f"echo '  {mode}: ours, populate'"]
+        run = f"{program} -m {POPULATED} -r {POPULATE_ROUNDS} -t"
+        log = DIRECTORY / "time.threads.txt"
+        lines += [counted.logged(f"{run} {threads}", log) for threads in THREADS]
+    return "\n".join([*counted.BEGIN, *lines])
 
 
 def read(mode: str) -> Iterator[Figure]:
@@ -313,76 +214,54 @@ def read(mode: str) -> Iterator[Figure]:
 
     LabError if it has not seen as many runs as there were: nobody knows then which are whose.
     """
-    trace = DIRECTORY / f"{mode}.trace"
-    seen = list(parse_trace(trace.read_text()) if trace.exists() else ())
+    seen = parse_trace((DIRECTORY / f"{mode}.trace").read_text())
     told = [
         (whose, got)
-        for whose in ("stock", "ours")
-        for got in _objects(DIRECTORY / f"{mode}.{whose}.txt")
+        for whose in (STOCK, OURS)
+        for got in counted.objects((DIRECTORY / f"{mode}.{whose}.txt").read_text())
     ]
     if len(seen) != len(told):
         raise LabError(f"machine '{mode}': the tracer has seen {len(seen)} of {len(told)} runs")
-    for (whose, got), (longest, holds) in zip(told, seen, strict=True):
-        name = f"{got['path']}:{got['mib']}"
+    for (whose, got), longest in zip(told, seen, strict=True):
         yield Figure(
             *(mode, whose, got["path"], got["mib"], got["storm_ns"], got["faults"]),
             *(int(got.get(key, 0)) for key in ("p50_ns", "p99_ns", "max_ns")),
-            *(longest.get(name, 0), holds.get(name, 0)),
+            longest.get(f"{got['path']}:{got['mib']}", 0),
         )
 
 
-def _objects(log: Path) -> Iterator[dict]:
-    for line in log.read_text().splitlines() if log.exists() else ():
-        if line.startswith("{"):
-            yield json.loads(line)
-
-
-def parse_trace(text: str) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-    """Return the longest hold and the number of holds, by phase, of each run."""
-    maps: dict[str, dict[str, int]] = {}
-    begun = False
-    for line in text.splitlines():
-        if not line.startswith("{"):
-            continue
-        got = json.loads(line)
+def parse_trace(text: str) -> list[dict[str, int]]:
+    """Return the longest hold, by phase, of each run."""
+    runs: list[dict[str, int]] = []
+    for got in counted.objects(text):
         if got["type"] == "printf" and got["data"] == "run\n":
-            if begun:
-                yield maps.get("@longest", {}), maps.get("@holds", {})
-            begun, maps = True, {}
-        elif got["type"] == "map":
-            maps |= got["data"]
-    if begun:
-        yield maps.get("@longest", {}), maps.get("@holds", {})
+            runs.append({})
+        elif got["type"] == "map" and runs:
+            runs[-1] = got["data"].get("@longest", runs[-1])
+    return runs
 
 
 def _show(figures: Sequence[Figure]) -> None:
-    out = show.stdout()
-    known: Known = {(f.mode, f.modules, f.path, f.mib): f for f in figures}
+    known = _known(figures)
+    heads = ("MiB", "longest hold", "p50", "p99", "worst fault", "faults", "storm")
     for mode, unit in MODES.items():
-        if not any(f.mode == mode for f in figures):
-            continue
-        heads = ("MiB", "longest hold", "p50", "p99", "worst fault", "faults", "storm")
-        table = show.table(f"{mode}, in 1000 {unit}: stock | ours", ["path"], heads)
-        for path in PATHS:
-            for mib in sorted({f.mib for f in figures}):
-                pair = [known.get((mode, whose, path, mib)) for whose in ("stock", "ours")]
-                if all(pair):
-                    table.add_row(*_row(path, mib, *pair))
-        out.print(table)
+        found = (
+            _row(*(known[mode, whose, path, mib] for whose in (STOCK, OURS)))
+            for path, mib in itertools.product(PATHS, SIZES)
+            if (mode, STOCK, path, mib) in known
+        )
+        title = f"{mode}, in 1000 {unit}: stock | ours"
+        if any(figure.mode == mode for figure in figures):
+            show.rows(title, ["path"], heads, found)
 
 
-def _row(path: str, mib: int, stock: Figure, ours: Figure) -> list[str]:
+def _row(stock: Figure, ours: Figure) -> list[str]:
     def both(name: str) -> str:
         return " | ".join(_thousand(getattr(figure, name)) for figure in (stock, ours))
 
     faults = f"{stock.faults} | {ours.faults}"
-    return [
-        PATHS[path],
-        str(mib),
-        *map(both, ("hold", "p50", "p99", "worst")),
-        faults,
-        both("storm"),
-    ]
+    figures = map(both, ("hold", "p50", "p99", "worst"))
+    return [PATHS[ours.path], str(ours.mib), *figures, faults, both("storm")]
 
 
 def _thousand(value: int) -> str:
@@ -391,22 +270,20 @@ def _thousand(value: int) -> str:
 
 def judge(known: Known) -> Iterator[Verdict]:
     """Return a verdict on each target that can be judged by what is known."""
-    sizes = sorted({key[3] for key in known})
-    small, large = sizes[0], sizes[-1]
-
+    small, large = min(SIZES), max(SIZES)
     for path, label in PATHS.items():
-        first = known.get(("alone", "ours", path, small))
-        last = known.get(("alone", "ours", path, large))
-        stock = known.get(("alone", "stock", path, large))
-        if first and last and stock and small != large:
+        first = known.get(("alone", OURS, path, small))
+        last = known.get(("alone", OURS, path, large))
+        stock = known.get(("alone", STOCK, path, large))
+        if first and last and stock:
             yield _judge_holds(f"{label}: longest hold at {large} MiB", first, last, stock)
         if last and stock:
             over = (last.storm / stock.storm - 1) * 100
             text = f"{label}: the storm takes {over:+.1f} %, ≤ +{STORM_OVER} %"
-            yield Verdict(text, over <= STORM_OVER)
+            yield text, over <= STORM_OVER
         for mode, faster in FASTER.items():
-            stock = known.get((mode, "stock", path, large))
-            ours = known.get((mode, "ours", path, large))
+            stock = known.get((mode, STOCK, path, large))
+            ours = known.get((mode, OURS, path, large))
             if stock and ours and path in faster:
                 yield _judge_faults(f"{label}: worst fault ({mode})", stock, ours, faster[path])
 
@@ -414,20 +291,20 @@ def judge(known: Known) -> Iterator[Verdict]:
 def _judge_holds(text: str, first: Figure, last: Figure, stock: Figure) -> Verdict:
     """Judge whether holds grow; that none was seen says something only if stock's were."""
     if not first.hold and not last.hold:
-        return Verdict(f"{text}: none, on stock {stock.hold}", True if stock.hold else None)
+        return f"{text}: none, on stock {stock.hold}", True if stock.hold else None
     if not first.hold:
-        return Verdict(f"{text} is {last.hold}, none was seen at {first.mib} MiB", False)
+        return f"{text} is {last.hold}, none was seen at {first.mib} MiB", False
     over = (last.hold / first.hold - 1) * 100
     text = f"{text} is {over:+.0f} % of that at {first.mib} MiB, ≤ ±{HOLD_GROWS} %"
     # A first one that something interrupted tells nothing of whether they grow.
-    return Verdict(text, abs(over) <= HOLD_GROWS)
+    return text, abs(over) <= HOLD_GROWS
 
 
 def _judge_faults(text: str, stock: Figure, ours: Figure, least: float) -> Verdict:
     if not ours.worst or not stock.worst:
-        return Verdict(f"{text}: none was timed", False)
+        return f"{text}: none was timed", False
     ratio = stock.worst / ours.worst
-    return Verdict(f"{text} is {ratio:.1f} times below stock, ≥ {least:g}", ratio >= least)
+    return f"{text} is {ratio:.1f} times below stock, ≥ {least:g}", ratio >= least
 
 
 def judge_threads(runs: Iterable[dict]) -> Iterator[Verdict]:
@@ -439,13 +316,13 @@ def judge_threads(runs: Iterable[dict]) -> Iterator[Verdict]:
         times[key] = min(run["ns"], times.get(key, run["ns"]))
     one, two = (times.get(threads) for threads in (1, 2))
     if not one or not two:
-        yield Verdict("populate by the VMM's threads: no figure", False)
+        yield "populate by the VMM's threads: no figure", False
         return
     text = (
         f"populate {known[0]['mib']} MiB: 1 thread of the VMM {one / 1e6:.1f} ms, "
         f"2 of them {two / 1e6:.1f} ms, {one / two:.2f} times, ≥ {THREADS_FASTER}"
     )
-    yield Verdict(text, one / two >= THREADS_FASTER)
+    yield text, one / two >= THREADS_FASTER
 
 
 def _plot(figures: Sequence[Figure], plot: Path) -> None:
@@ -456,30 +333,15 @@ def _plot(figures: Sequence[Figure], plot: Path) -> None:
         return
     with show.figure(plot, len(panels)) as (figure, (axes,)):
         for axis, (mode, name, title) in zip(axes, panels, strict=True):
-            chosen = [f for f in figures if f.mode == mode]
             for number, path in enumerate(GROWS):
-                for whose, style in (("stock", "--"), ("ours", "-")):
-                    label = f"{PATHS[path]}, {whose}"
-                    of = [f for f in chosen if (f.modules, f.path) == (whose, path)]
-                    _line(axis, of, name, color=f"C{number}", linestyle=style, label=label)
-            axis.set(title=title, xlabel="MiB that the host changes", ylabel="instructions")
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            axis.set_xticks(sorted({f.mib for f in chosen}))
-            axis.xaxis.set_major_formatter("{x:g}")
-        # Below the panels: within, it would lie on the lines.
-        lines, labels = axes[0].get_legend_handles_labels()
-        figure.legend(
-            lines,
-            labels,
-            loc="outside lower center",
-            ncols=4,
-            fontsize=7,
-            handlelength=4,
-            frameon=False,
-        )
-
-
-def _line(axis: "Axes", figures: Sequence[Figure], name: str, **style: str) -> None:
-    if points := sorted((f.mib, getattr(f, name)) for f in figures):
-        axis.plot(*zip(*points, strict=True), marker="o", markersize=3, **style)
+                for whose, style in ((STOCK, "--"), (OURS, "-")):
+                    points = (
+                        (f.mib, getattr(f, name))
+                        for f in figures
+                        if (f.mode, f.modules, f.path) == (mode, whose, path)
+                    )
+                    marks = {"color": f"C{number}", "linestyle": style}
+                    show.draw_points(axis, points, label=f"{PATHS[path]}, {whose}", **marks)
+            labels = {"xlabel": "MiB that the host changes", "ylabel": "instructions"}
+            show.logarithmic(axis, SIZES, title=title, **labels)
+        show.legend_below(figure, axes[0], 4)

@@ -12,30 +12,18 @@ figures are too large; demand_paging_test's are not. Nobody spins while memory i
 """
 
 import argparse
-import itertools
 import json
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from lab import show
-from lab.check import report
 from lab.error import LabError
-from lab.machine import npt, params
-from lab.machine.result import TIMED_OUT
-from lab.make import modules, selftests
-from lab.measure.locking import Verdict
+from lab.measure import counted
+from lab.measure.counted import OURS, STOCK, Verdict
 from lab.paths import BUILD, ROOT, SELFTESTS
-from lab.shell import console
-from lab.source import debian
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
 
 DIRECTORY = BUILD / "perf"
 LOG = DIRECTORY / "perf.txt"
@@ -74,7 +62,6 @@ WAYS = {
     "populate:n": "… from a thread per vCPU",
     "follow": "the follower, waited for",
 }
-STOCK, OURS = "stock", "ours"
 
 _MODIFICATIONS = 40
 _HUGE_PAGES = 8 * HUGE // 2 + 8
@@ -213,65 +200,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vcpus", type=int, nargs="+", choices=VCPUS, default=list(VCPUS), help=text
     )
-    parser.add_argument("--no-build", action="store_true", help="take what is built")
-    text = "measure only what a measurement that was ended early has not"
-    parser.add_argument("--resume", action="store_true", help=text)
-    text = "show the last figures again, and measure nothing"
-    parser.add_argument("--show", action="store_true", help=text)
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds, with the boot")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show; 1 if a target is missed."""
     runs = [run for run in wanted() if run.vcpus in args.vcpus]
-    if not args.show:
-        if not args.no_build:
-            modules.build()
-            selftests.build()
-        done = {figure.run for figure in read()} if args.resume else set()
-        _measure([run for run in runs if run not in done], args)
-    known = {figure.run: figure for figure in read()}
-    if missing := [run for run in runs if run not in known]:
+    counted.build()
+    doing = f"{len(runs)} runs: stock modules, then ours"
+    # A turn is the shorter the more CPUs there are, be they idle.
+    options = {"turns": max(VCPUS) + 1, "stock": True, "machine": "4level"}
+    counted.run(DIRECTORY, doing, lambda: _script(runs), **options)
+    found = {figure.run: figure for figure in parse(LOG.read_text())}
+    if missing := [run for run in runs if run not in found]:
         raise LabError(f"{len(missing)} figures are not there, of: {missing[0].argv}")
-    known = {run: known[run] for run in runs}
+    known = {run: found[run] for run in runs}
     _show(known)
-    verdicts = list(judge(known))
-    out = show.stdout()
-    for verdict in verdicts:
-        out.print(str(verdict))
     # Only what was measured as a whole is to be shown to all.
     plot = PLOT if sorted(args.vcpus) == list(VCPUS) else DIRECTORY / PLOT.name
     _plot(known, plot)
-    saved = DIRECTORY / "perf.json"
-    content = {"kernel": debian.kernel().release, "note": NOTE}
-    content["figures"] = [asdict(figure) for figure in known.values()]
-    saved.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"saved: {saved.relative_to(ROOT)}, {plot.relative_to(ROOT)}")
-    return report.end(Counter(verdict.state for verdict in verdicts))
-
-
-def _measure(runs: Sequence[Run], args: argparse.Namespace) -> None:
-    """Run the machine, which adds to LOG what it has measured."""
-    if not runs:
-        return
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    if not args.resume:
-        LOG.unlink(missing_ok=True)
-    LOG.touch()
-    console.print(f"{len(runs)} runs: stock modules, then ours")
-    status = npt.command(
-        _script(runs),
-        icount=True,
-        # A turn is the shorter the more CPUs there are, be they idle.
-        turns=max(VCPUS) + 1,
-        stock=True,
-        machine="4level",
-        timeout=args.timeout,
-    ).status
-    if status == TIMED_OUT:
-        raise LabError(f"the machine took longer than --timeout {args.timeout:g}")
-    if status:
-        raise LabError(f"the machine ended with status {status}; see its output above")
+    print(f"saved: {plot.relative_to(ROOT)}")
+    figures = [asdict(figure) for figure in known.values()]
+    counted.save(DIRECTORY / "perf.json", note=NOTE, figures=figures)
+    return counted.judge(judge(known))
 
 
 def _script(runs: Sequence[Run]) -> str:
@@ -282,36 +232,23 @@ def _script(runs: Sequence[Run]) -> str:
     """
     programs = shlex.join(str(SELFTESTS / name) for name in (DIRTY_LOG, DEMAND, MEMSLOT))
     lines = [
-        '. "$LAB_GUEST/modules.sh"',
-        "set -e",
+        *counted.BEGIN,
         "mkdir /dev/shm/perf",
         f"cp {programs} /dev/shm/perf",
         f"echo {_HUGE_PAGES} >/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
         "log=/dev/shm/perf/log",
-        "do_run() { # key, command",
+        "do_run() { # vCPUs, key, command",
+        "  taskset -pc 0-$1 $$ >/dev/null; shift",
         f'  echo "{_KEY}$1" >>$log; shift',
         '  "/dev/shm/perf/$@" >>$log 2>&1 || { tail -n 30 $log; exit 1; }',
         "}",
     ]
-    for whose, of in itertools.groupby(sorted(runs, key=_order), lambda run: run.modules):
-        listed = DIRECTORY / f"{whose}.modules"
-        listed.write_text(params.to_load("kvm_amd", stock=whose == STOCK))
-        lines += [f"load {shlex.quote(str(listed))}"]
-        for vcpus, each in itertools.groupby(of, lambda run: run.vcpus):
-            lines += [f"echo '  {whose}, {vcpus} vCPUs'; taskset -pc 0-{vcpus} $$ >/dev/null"]
-            lines += [f"do_run {shlex.quote(run.key)} {shlex.join(run.argv)}" for run in each]
-            # What there is by now is not lost with a machine that is.
-            lines += [f"cat $log >>{shlex.quote(str(LOG))}; : >$log"]
-    return "\n".join(lines)
-
-
-def _order(run: Run) -> tuple[bool, int]:
-    return run.modules != STOCK, run.vcpus
-
-
-def read() -> Iterator[Figure]:
-    """Return the figures of the last measurement."""
-    return parse(LOG.read_text() if LOG.exists() else "")
+    for whose in (STOCK, OURS):
+        lines += [counted.load(whose, DIRECTORY), f"echo '  {whose}'"]
+        for run in (run for run in runs if run.modules == whose):
+            key = shlex.quote(run.key)
+            lines += [f"do_run {run.vcpus} {key} {shlex.join(run.argv)}"]
+    return "\n".join([*lines, f"cat $log >{shlex.quote(str(LOG))}"])
 
 
 def parse(text: str) -> Iterator[Figure]:
@@ -357,8 +294,7 @@ def judge(known: Known) -> Iterator[Verdict]:
         name = _name(run)
         if run.test == MEMSLOT:
             for phase, text in (("modify", "a modification"), ("passes", "a pass of vCPUs")):
-                pair = stock.cost[phase], figure.cost[phase]
-                yield _less(f"{name}: {text}", *pair)
+                yield _less(f"{name}: {text}", stock.cost[phase], figure.cost[phase])
         elif run.test == DIRTY_LOG:
             pair = stock.cost["dirty"], figure.cost["dirty"]
             yield _no_more(f"{name}: pass of vCPUs, logged", *pair, TURN / run.pages)
@@ -386,45 +322,41 @@ def _percent(stock: float, ours: float) -> float:
 def _less(text: str, stock: float, ours: float) -> Verdict:
     over = _percent(stock, ours)
     text = f"{text}: {stock:,.0f} to {ours:,.0f}, {over:+.0f} %, ≤ -{LESS_BY} %"
-    return Verdict(text, over <= -LESS_BY)
+    return text, over <= -LESS_BY
 
 
 def _no_more(text: str, stock: float, ours: float, turn: float) -> Verdict:
     over = _percent(stock, ours)
     text = f"{text}: {stock:,.1f} to {ours:,.1f}, {over:+.0f} %, ≤ +{OVER} % or {turn:.0f}"
-    return Verdict(text, over <= OVER or ours - stock <= turn)
+    return text, over <= OVER or ours - stock <= turn
 
 
 def _show(known: Known) -> None:
-    out = show.stdout()
-    for title, made in (
-        ("First pass of vCPUs over memory", _first_rows(known)),
-        ("Dirty logging: stock | ours", _log_rows(known)),
-        ("Memslots modified beside vCPUs: stock | ours", _memslot_rows(known)),
-    ):
-        (left, right), rows = made
-        table = show.table(title, left, right)
-        for row in rows:
-            table.add_row(*row)
-        out.print(table)
-    out.print(NOTE, soft_wrap=True)
-
-
-Rows = tuple[tuple[Sequence[str], Sequence[str]], list[list[str]]]
-
-
-def _first_rows(known: Known) -> Rows:
     heads = ("faulted in", "mapped", "first pass", "mapped + pass")
-    rows = []
+    left = ("memory", "vCPUs", "modules", "mapped by")
+    show.rows("First pass of vCPUs over memory", left, heads, _first_rows(known))
+    heads = ("enable", "dirty", "get", "clear", "disable")
+    phases = ("log_on", "dirty", "get", "clear", "log_off")
+    rows = _pairs(known, DIRTY_LOG, phases, lambda run: (BACKINGS[run.backing], LOGS[run.log]))
+    show.rows("Dirty logging: stock | ours", ("vCPUs", "memory", "log"), heads, rows)
+    heads = ("modification", "each pass of vCPUs, a page")
+    rows = _pairs(known, MEMSLOT, ("modify", "passes"), lambda _: ())
+    show.rows("Memslots modified beside vCPUs: stock | ours", ("vCPUs",), heads, rows)
+    show.stdout().print(NOTE, soft_wrap=True)
+
+
+def _size(run: Run) -> str:
+    return f"{run.vcpus} x {run.mib} MiB"
+
+
+def _first_rows(known: Known) -> Iterator[list[str]]:
     for run in sorted(known, key=_row_order):
         if run.test == DEMAND:
             figure = known[run]
             cells = (figure.cost.get(phase) for phase in ("fault_in", "map", "touch"))
             numbers = ["-" if cell is None else f"{cell:,.1f}" for cell in cells]
-            of = f"{run.vcpus} x {run.mib} MiB"
-            row = [BACKINGS[run.backing], of, run.modules, WAYS[run.way]]
-            rows.append([*row, *numbers, f"{figure.first:,.1f}"])
-    return (("memory", "vCPUs", "modules", "mapped by"), heads), rows
+            row = [BACKINGS[run.backing], _size(run), run.modules, WAYS[run.way]]
+            yield [*row, *numbers, f"{figure.first:,.1f}"]
 
 
 def _row_order(run: Run) -> tuple[int, int, int, int, bool]:
@@ -432,79 +364,49 @@ def _row_order(run: Run) -> tuple[int, int, int, int, bool]:
     return backing, run.mib, run.vcpus, list(WAYS).index(run.way), run.modules != STOCK
 
 
-def _log_rows(known: Known) -> Rows:
-    heads = ("enable", "dirty", "get", "clear", "disable")
-    rows = []
+def _pairs(
+    known: Known, test: str, phases: Sequence[str], words: Callable[[Run], Sequence[str]]
+) -> Iterator[list[str]]:
+    """Return a row for each run on ours of a test, with what stock came to beside each."""
     for run in sorted(known, key=_row_order):
-        if run.test == DIRTY_LOG and (run.modules, run.way) == (OURS, "populate"):
+        if run.test == test and (run.modules, run.way) == (OURS, "populate"):
             pair = known[_of_stock(run)], known[run]
             cells = [
                 " | ".join(f"{each.cost.get(phase, 0):,.1f}" for each in pair)
-                for phase in ("log_on", "dirty", "get", "clear", "log_off")
+                for phase in phases
             ]
-            of = f"{run.vcpus} x {run.mib} MiB"
-            rows.append([BACKINGS[run.backing], of, LOGS[run.log], *cells])
-    return (("memory", "vCPUs", "log"), heads), rows
+            yield [_size(run), *words(run), *cells]
 
 
-def _memslot_rows(known: Known) -> Rows:
-    heads = ("modification", "each pass of vCPUs, a page")
-    rows = []
-    for run in sorted(known, key=_row_order):
-        if run.test == MEMSLOT and run.modules == OURS:
-            pair = known[_of_stock(run)], known[run]
-            cells = [
-                " | ".join(f"{each.cost[phase]:,.0f}" for each in pair)
-                for phase in ("modify", "passes")
-            ]
-            rows.append([f"{run.vcpus} x {run.mib} MiB", *cells])
-    return (("vCPUs",), heads), rows
-
-
-def _plot(known: Known, plot: "Path") -> None:
+def _plot(known: Known, plot: Path) -> None:
     """Draw mapping and the first pass over the number of vCPUs, and over memory."""
     lines = (
-        ("anonymous", STOCK, "fault", "--"),
-        ("anonymous", STOCK, "prefault", ":"),
-        ("anonymous", OURS, "populate", "-"),
-        ("anonymous", OURS, "populate:n", "-."),
-        ("anonymous_thp", STOCK, "fault", "--"),
-        ("anonymous_thp", OURS, "populate", "-"),
+        *(
+            ("anonymous", STOCK, "fault", "--", "C0"),
+            ("anonymous", STOCK, "prefault", ":", "C0"),
+        ),
+        ("anonymous", OURS, "populate", "-", "C1"),
+        ("anonymous", OURS, "populate:n", "-.", "C1"),
+        ("anonymous_thp", STOCK, "fault", "--", "C2"),
+        ("anonymous_thp", OURS, "populate", "-", "C3"),
     )
     with show.figure(plot, 2) as (figure, (axes,)):
-        for backing, whose, way, style in lines:
+        for backing, whose, way, style, color in lines:
             label = f"{BACKINGS[backing]}, {whose}: {way}"
-            color = {"anonymous": "C0" if whose == STOCK else "C1"}.get(
-                backing, "C2" if whose == STOCK else "C3"
-            )
-            chosen = [
+            marks = {"color": color, "linestyle": style, "label": label}
+            found = [
                 figure
                 for run, figure in known.items()
-                if (run.modules, run.way, run.backing) == (whose, way, backing)
-                and run.test == DEMAND
+                if (run.test, run.modules, run.way, run.backing)
+                == (DEMAND, whose, way, backing)
             ]
-            marks = {"color": color, "linestyle": style, "label": label}
             usual = HUGE if backing in LARGE else MIB
-            by_vcpus = [(f.run.vcpus, f.first) for f in chosen if f.run.mib == usual]
-            _line(axes[0], by_vcpus, marks)
-            four = [(f.run.mib, f.first) for f in chosen if f.run.vcpus == 4]
-            if len(four) > 1:
-                _line(axes[1], four, marks)
-        axes[0].set(xlabel=f"vCPUs, of {MIB} MiB each, THP: {HUGE}")
+            by_vcpus = [(f.run.vcpus, f.first) for f in found if f.run.mib == usual]
+            show.draw_points(axes[0], by_vcpus, **marks)
+            four = [(f.run.mib, f.first) for f in found if f.run.vcpus == 4]
+            show.draw_points(axes[1], four if len(four) > 1 else (), **marks)
+        below = f"vCPUs, of {MIB} MiB each, THP: {HUGE}", "MiB for each of 4 vCPUs"
+        for axis, ticks, text in zip(axes, (VCPUS, (LESS, MIB, MORE)), below, strict=True):
+            show.logarithmic(axis, ticks, title="mapping, and the first pass", xlabel=text)
         axes[0].set(ylabel="instructions a page")
-        axes[1].set(xlabel="MiB for each of 4 vCPUs")
-        for axis, ticks in zip(axes, (VCPUS, (LESS, MIB, MORE)), strict=True):
-            axis.set(title="mapping, and the first pass")
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            axis.set_xticks(ticks)
-            axis.xaxis.set_major_formatter("{x:g}")
-        lines, labels = axes[0].get_legend_handles_labels()
-        figure.legend(
-            lines, labels, loc="outside lower center", ncols=3, fontsize=7, frameon=False
-        )
-
-
-def _line(axis: "Axes", points: Iterable[tuple[int, float]], marks: Mapping[str, str]) -> None:
-    if found := sorted(points):
-        axis.plot(*zip(*found, strict=True), marker="o", markersize=3, **marks)
+        show.legend_below(figure, axes[0], 3)

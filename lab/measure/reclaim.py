@@ -7,16 +7,16 @@ them are VMs without Global TDP that use all of the file.
 """
 
 import argparse
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from lab import show
 from lab.error import LabError
 from lab.measure import counted, restore
+from lab.measure.counted import Verdict
 from lab.paths import BUILD, RECLAIM, RESTORE
-from lab.show import stdout, table
 
 DIRECTORY = BUILD / "reclaim"
 MIB = 32
@@ -86,13 +86,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vms", type=int, nargs="+", default=VMS, help="how many [%(default)s]"
     )
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds, with the boot")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show; 1 if what is mapped ahead takes more than what was used."""
     doing = "Counting instructions of reclaim, off beside on; some minutes"
-    log = counted.run(DIRECTORY, doing, partial(_script, args.vms), args.timeout)
+    log = counted.log_of(DIRECTORY, doing, partial(_script, args.vms))
     runs = parse(log, list(cases(args.vms)))
     _show(runs)
     counted.save(DIRECTORY / "reclaim.json", mib=MIB, note=_NOTE, runs=runs)
@@ -103,7 +102,7 @@ def _script(vms: Sequence[int], log: str) -> str:
     program, maker = shlex.quote(str(RECLAIM)), shlex.quote(str(RESTORE))
     # The first run makes the file.
     lines = ["set -e", restore.disk(MIB + 64)]
-    lines += [f"{maker} -m {MIB} {restore.SNAPSHOT} plain >/dev/null", f": >{log}"]
+    lines += [f"{maker} -m {MIB} {restore.SNAPSHOT} plain >/dev/null"]
     for case in cases(vms):
         lines += [f"echo {LISTS[case.lists]} >/sys/kernel/mm/lru_gen/enabled"]
         lines += [f"echo '  {case.lists}: {case.options}'"]
@@ -113,7 +112,7 @@ def _script(vms: Sequence[int], log: str) -> str:
 
 def parse(text: str, wanted: Sequence[Case]) -> list[Run]:
     """Return what each round of each case measured; LabError if one is not there."""
-    printed = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    printed = list(counted.objects(text))
     if len(printed) != len(wanted) * (ROUNDS + 1):
         raise LabError(f"{len(printed)} lines of {len(wanted)} runs: the benchmark is not done")
     found: list[Run] = []
@@ -129,7 +128,7 @@ def per_page(run: Run) -> float:
     return int(run["cpu_ns"]) / max(1, int(run["gone"]))
 
 
-def targets(runs: Sequence[Run]) -> Iterator[tuple[str, bool]]:
+def targets(runs: Sequence[Run]) -> Iterator[Verdict]:
     """In the first round, where all of the file is mapped, ahead or as it is used."""
     known = {_key(run): run for run in runs if run["round"] == 1 and not run["apart"]}
     for (lists, vms, mode), run in known.items():
@@ -149,19 +148,19 @@ def _key(run: Run) -> tuple[str, int, str]:
 
 
 def _show(runs: Sequence[Run]) -> None:
-    out = stdout()
     heads = ("mapped", "asked", "gone", "scanned", "a page", "faults", "read", "instructions")
     for lists, title in _TITLES.items():
-        made = table(f"Reclaim, {title}", ("VMs", "Global TDP", "round"), heads)
-        for each in (run for run in runs if run["lists"] == lists):
-            made.add_row(*_row(each))
-        out.print(made)
-    made = table("Page tables, KiB a VM", ("VMs", "Global TDP"), ("host's", "VM's"))
-    for each in (run for run in runs if run["lists"] == "mglru" and run["round"] == 1):
-        sizes = (int(each[name]) / int(each["vms"]) for name in ("host_kib", "guest_kib"))
-        made.add_row(str(each["vms"]), _label(each), *(f"{size:,.0f}" for size in sizes))
-    out.print(made)
-    out.print(_NOTE, soft_wrap=True)
+        chosen = (_row(run) for run in runs if run["lists"] == lists)
+        show.rows(f"Reclaim, {title}", ("VMs", "Global TDP", "round"), heads, chosen)
+    first = (run for run in runs if run["lists"] == "mglru" and run["round"] == 1)
+    left, right = ("VMs", "Global TDP"), ("host's", "VM's")
+    show.rows("Page tables, KiB a VM", left, right, map(_tables, first))
+    show.stdout().print(_NOTE, soft_wrap=True)
+
+
+def _tables(run: Run) -> list[str]:
+    sizes = (int(run[name]) / int(run["vms"]) for name in ("host_kib", "guest_kib"))
+    return [str(run["vms"]), _label(run), *(f"{size:,.0f}" for size in sizes)]
 
 
 def _label(run: Run) -> str:

@@ -4,14 +4,15 @@ A guest's memory is restored from a snapshot file, on stock modules and on ours 
 boot under -icount, with the file in the page cache and without.
 """
 
-import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lab.error import LabError
+from lab.measure import counted
+from lab.measure.counted import Verdict
 from lab.paths import RESTORE
-from lab.show import stdout, table
+from lab.show import rows, stdout
 
 WRITE_STEP = 8
 """The guest writes to one of so many pages."""
@@ -67,7 +68,7 @@ Run = Mapping[str, int | str]
 
 
 def script(log: Path) -> str:
-    """Return shell commands that measure, with the output in LOG.warm, LOG.cold and LOG.slow.
+    """Return shell commands that measure, with the output in LOG.warm.txt, and so on.
 
     In small pages: khugepaged of Linux 7.3 collapses ext4's page cache now and then, and
     takes what it collapses out of all page tables, until somebody touches it. Who waits for
@@ -77,11 +78,11 @@ def script(log: Path) -> str:
     return f"""
 {disk(_MIB + 64)}
 {program} {SNAPSHOT} plain >/dev/null
-{program} {SNAPSHOT} >{base}.warm
-{program} -c {SNAPSHOT} >{base}.cold
+{program} {SNAPSHOT} >{base}.warm.txt
+{program} -c {SNAPSHOT} >{base}.cold.txt
 {disk(_MIB + 64, _SLOW_US)}
 {program} "$TMPDIR/snapshot" plain >/dev/null
-{program} -c "$TMPDIR/snapshot" {" ".join(_SLOW)} >{base}.slow
+{program} -c "$TMPDIR/snapshot" {" ".join(_SLOW)} >{base}.slow.txt
 """
 
 
@@ -95,7 +96,7 @@ disk_mib={mib} disk_us={us or ""}
 
 def parse(text: str) -> list[Run]:
     """Return the runs in the output of the program."""
-    return [json.loads(line) for line in text.splitlines() if line.startswith('{"way"')]
+    return [run for run in counted.objects(text) if "way" in run]
 
 
 def figures(logs: Mapping[tuple[str, str], str]) -> list[Run]:
@@ -112,33 +113,30 @@ def figures(logs: Mapping[tuple[str, str], str]) -> list[Run]:
     return found
 
 
-def misses(runs: Sequence[Run]) -> list[str]:
-    """Return what takes more than it may, in words, with the file in the page cache."""
-    found = []
+def targets(runs: Sequence[Run]) -> Iterator[Verdict]:
+    """Judge what it takes to read all pages, with the file in the page cache."""
     for run in runs:
         most = AT_MOST.get(str(run["way"]))
-        if not most or (run["modules"], run["cache"]) != ("ours", "warm"):
-            continue
-        took = (int(run["prepare_ns"]) + int(run["check_ns"])) / int(run["pages"])
-        if took > most:
+        if most and (run["modules"], run["cache"]) == ("ours", "warm"):
+            took = (int(run["prepare_ns"]) + int(run["check_ns"])) / int(run["pages"])
             label = _LABELS[str(run["way"])]
-            found.append(f"{label}: {took:,.0f} instructions a page, at most {most}")
-    return found
+            yield f"{label}: {took:,.0f} instructions a page, at most {most}", took <= most
 
 
 def show(runs: Sequence[Run], titles: Mapping[str, str] = _TITLES, note: str = NOTE) -> None:
     """Print a table for each state of the page cache, or whatever runs differ in."""
-    out = stdout()
+    heads = ("prepare", "check", "write", "CPU", "faults", "write")
     for cache, title in titles.items():
-        heads = ("prepare", "check", "write", "CPU", "faults", "write")
-        made = table(title, ("way", "modules"), heads)
-        for run in sorted((r for r in runs if r["cache"] == cache), key=_order):
-            times = (run["prepare_ns"], run["check_ns"], run["write_ns"], run["cpu_us"] * 1000)
-            faults = (f"{run[name]:,}" for name in ("check_faults", "write_faults"))
-            pages = (f"{time / run['pages']:,.0f}" for time in times)
-            made.add_row(_LABELS[run["way"]], run["modules"], *pages, *faults)
-        out.print(made)
-    out.print(note, soft_wrap=True)
+        found = sorted((run for run in runs if run["cache"] == cache), key=_order)
+        rows(title, ("way", "modules"), heads, map(_row, found))
+    stdout().print(note, soft_wrap=True)
+
+
+def _row(run: Run) -> list[str]:
+    times = (run["prepare_ns"], run["check_ns"], run["write_ns"], run["cpu_us"] * 1000)
+    faults = (f"{run[name]:,}" for name in ("check_faults", "write_faults"))
+    pages = (f"{time / run['pages']:,.0f}" for time in times)
+    return [_LABELS[run["way"]], run["modules"], *pages, *faults]
 
 
 def _order(run: Run) -> tuple[int, bool]:

@@ -12,24 +12,18 @@ judged by time.
 """
 
 import argparse
-import hashlib
 import json
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab import show
-from lab.check import report
-from lab.check.outcome import State
 from lab.error import LabError
-from lab.machine import npt
-from lab.machine.result import TIMED_OUT
-from lab.make import modules, selftests
+from lab.measure import counted
+from lab.measure.counted import Verdict
 from lab.paths import BUILD, ROOT, SELFTESTS
-from lab.shell import console
 from lab.source import debian
 
 if TYPE_CHECKING:
@@ -150,9 +144,6 @@ THREADED = (
     *(("vmm", "thp", 64, threads) for threads in (2, 4, 8)),
 )
 """By more: case, backing, GiB, threads."""
-
-MACHINES = ("count", "threads")
-TWO_NODES = "2nodes"
 
 Record = dict[str, int | str]
 """What one run of the program printed; with what was traced as `calls`, `locks`, `waits`."""
@@ -286,11 +277,6 @@ class Model:
                     expected += ABSENT
                 yield Check(text, expected, int(got.get(f"locks_{phase}", 0)))
 
-    def skipped(self) -> int:
-        """Return how many checks there are not, for want of a machine."""
-        traced = [got for got in self.records if got.get("traced")]
-        return len(_expected()) - len(traced)
-
     def populate_ns(self, backing: str, gib: int, threads: int, nodes: int) -> float:
         """Return how long so many of the kernel's threads take.
 
@@ -375,43 +361,34 @@ def size(gib: int) -> str:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--no-build", action="store_true", help="take what is built")
     text = "count nothing anew: the model and the tables of what docs/scale.json has"
     parser.add_argument("--recorded", action="store_true", help=text)
-    text = "the others have left in build/scale what they measured"
-    parser.add_argument("--machines", nargs="+", choices=MACHINES, default=MACHINES, help=text)
     text = "put what was measured into docs/scale.json, and draw the figure"
     parser.add_argument("--record", action="store_true", help=text)
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds per machine")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, predict and show; 1 if the model is off, or the page tells something else."""
     recorded = json.loads(RECORD.read_text())["records"] if RECORD.exists() else []
-    records = recorded
-    if not args.recorded:
-        records = measure(args)
+    records = recorded if args.recorded else measure()
     model = Model(records)
-    content = {"kernel": debian.kernel().release, "records": records}
     if args.record:
-        RECORD.write_text(dump(content))
+        RECORD.write_text(dump({"kernel": debian.kernel().release, "records": records}))
         plot(model, PLOT)
         recorded = records
-    checks = list(model.checks())
     _show(model)
-    off = [check for check in checks if not check.good]
-    for check in off:
-        print(f"off by more than {BOUND} %: {check.text}")
-    told = list(untrue(DOCUMENT.read_text() if DOCUMENT.exists() else "", Model(recorded)))
-    for text in told:
-        print(f"{DOCUMENT.relative_to(ROOT)} lacks: {text}")
-    moved = list(drift(model, Model(recorded)))
-    for text in moved:
-        print(f"off what {RECORD.relative_to(ROOT)} has by more than {DRIFT} %: {text}")
-    good = [*(check.good for check in checks), not told, not moved]
-    counts = Counter(State.PASSED if each else State.FAILED for each in good)
-    counts[State.SKIPPED] = model.skipped()
-    return report.end(counts)
+    return counted.judge(_verdicts(model, Model(recorded)))
+
+
+def _verdicts(model: Model, recorded: Model) -> Iterator[Verdict]:
+    """Return those on predictions, which the table has, and on what was recorded."""
+    yield from (("" if check.good else check.text, check.good) for check in model.checks())
+    text = DOCUMENT.read_text() if DOCUMENT.exists() else ""
+    for what, wrong in (
+        (f"{DOCUMENT.name} has the tables of {RECORD.name}", list(untrue(text, recorded))),
+        (f"inputs are within {DRIFT} % of {RECORD.name}", list(drift(model, recorded))),
+    ):
+        yield "\n".join((what, *wrong)), not wrong
 
 
 def dump(content: dict) -> str:
@@ -430,76 +407,24 @@ def drift(model: Model, recorded: Model) -> Iterator[str]:
             )
 
 
-def measure(args: argparse.Namespace) -> list[Record]:
-    """Run the machines; of one that is not to be, take what it has left, if it ended."""
-    if not args.no_build:
-        modules.build()
-        selftests.build()
-    if not PROGRAM.exists():
-        raise LabError(f"{PROGRAM.relative_to(ROOT)} is not there: is it in the series?")
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    for name in args.machines:
-        for old in DIRECTORY.glob(f"{name}.*"):
-            old.unlink()
-    if "count" in args.machines:
-        _machine("count", _count_script(), args.timeout, icount=True)
-    if "threads" in args.machines:
-        _machine("threads", _threads_script(), args.timeout, machine=TWO_NODES)
-    for name in MACHINES:
-        measured = _read(f"{name}.built")
-        if measured not in ("", _built()):
-            raise LabError(f"machine {name!r} has measured another program: run it, too")
-        if not measured:
-            for left in DIRECTORY.glob(f"{name}.*"):
-                left.unlink()
-    return read()
-
-
-def _built() -> str:
-    """Return what tells one build of the program from another."""
-    return hashlib.sha256(PROGRAM.read_bytes()).hexdigest()
-
-
-def read() -> list[Record]:
-    """Return what the machines have left."""
-    records = [got | {"traced": False} for got in parse(_read("count.txt"))]
-    for name, cpus in (("count", 1), ("threads", 8)):
-        records += traced(name, cpus)
-    return [*records, {"case": "task", "bytes": int(_read("count.task.txt"))}]
-
-
-def _read(name: str) -> str:
-    """Of a machine that was not run, there is nothing."""
-    file = DIRECTORY / name
-    return file.read_text() if file.exists() else ""
-
-
-def _machine(name: str, script: str, timeout: float, **options: bool | str) -> None:
-    console.print(f"Machine '{name}'")
-    status = npt.command(script, timeout=timeout, **options).status
-    if status == TIMED_OUT:
-        raise LabError(f"machine '{name}' took longer than --timeout {timeout:g}")
-    if status:
-        raise LabError(f"machine '{name}' ended with status {status}; see above")
-    (DIRECTORY / f"{name}.built").write_text(_built())
+def measure() -> list[Record]:
+    """Run the machines; return what they have left."""
+    counted.build(PROGRAM)
+    counted.run(DIRECTORY, "Machine 'count'", _count_script, "count.*")
+    options = {"icount": False, "machine": "2nodes"}
+    counted.run(DIRECTORY, "Machine 'threads'", _threads_script, "threads.*", **options)
+    plain = counted.objects((DIRECTORY / "count.txt").read_text())
+    return [
+        *(got | {"traced": False} for got in plain),
+        *traced("count", 1),
+        *traced("threads", 8),
+    ]
 
 
 def _run(log: str, name: str, backing: str, gib: int, threads: int = 1) -> str:
-    file = shlex.quote(str(DIRECTORY / log))
     command = f"{shlex.quote(str(PROGRAM))} -b {backing} -g {gib} -t {threads} {name}"
     what = f"echo '  {name}, {backing}, {gib} GiB, threads: {threads}'"
-    return f"{what}; {command} >>{file} 2>&1 || {{ tail -n 30 {file}; exit 1; }}"
-
-
-def _trace(name: str, runs: Sequence[str]) -> list[str]:
-    trace = shlex.quote(str(DIRECTORY / f"{name}.trace"))
-    return [
-        f"bpftrace -f json {shlex.quote(str(TRACER))} >{trace} 2>&1 & tracer=$!",
-        f"until grep -q ready {trace}; do",
-        f"  kill -0 $tracer || {{ cat {trace}; exit 1; }}; sleep 1; done",
-        *runs,
-        "kill -INT $tracer; wait $tracer || true",
-    ]
+    return f"{what}; {counted.logged(command, DIRECTORY / log)}"
 
 
 def _expected() -> list[tuple[int, str, str, int, int]]:
@@ -510,49 +435,39 @@ def _expected() -> list[tuple[int, str, str, int, int]]:
 
 
 def _count_script() -> str:
-    tasks = shlex.quote(str(DIRECTORY / "count.task.txt"))
     runs = (
         _run("count.txt", case.name, case.backing, gib)
         for case in CASES
         for gib in (*case.inputs, *case.checks)
     )
-    lines = [_run("count.traced.txt", *each) for cpus, *each in _expected() if cpus == 1]
-    task = f"awk '$1 == \"task_struct\" {{ print $4 }}' /proc/slabinfo >{tasks}"
-    return "\n".join([task, *runs, *_trace("count", lines)])
+    return "\n".join([*runs, *_traced("count", 1)])
 
 
 def _threads_script() -> str:
     """Return what the machine with nodes runs; to balance them, the kernel would hide pages."""
-    lines = [_run("threads.traced.txt", *each) for cpus, *each in _expected() if cpus == 8]
     balance = "echo 0 >/proc/sys/kernel/numa_balancing"
-    return "\n".join([balance, *_trace("threads", lines)])
+    return "\n".join([balance, *_traced("threads", 8)])
 
 
-def parse(text: str) -> Iterator[Record]:
-    """Return what the program printed, an object a run."""
-    for line in text.splitlines():
-        if line.startswith("{"):
-            yield json.loads(line)
+def _traced(name: str, on: int) -> list[str]:
+    lines = [_run(f"{name}.traced.txt", *each) for cpus, *each in _expected() if cpus == on]
+    return counted.traced(TRACER, DIRECTORY / f"{name}.trace", lines)
 
 
 def traced(name: str, cpus: int) -> list[Record]:
     """Return runs with what the tracer has counted of each phase of each VM."""
-    counts = parse_trace(_read(f"{name}.trace"))
+    counts = parse_trace((DIRECTORY / f"{name}.trace").read_text())
     also = {"traced": True, "cpus": cpus}
-    records = parse(_read(f"{name}.traced.txt"))
+    records = counted.objects((DIRECTORY / f"{name}.traced.txt").read_text())
     return [got | also | counts.get(number, {}) for number, got in enumerate(records, 1)]
 
 
 def parse_trace(text: str) -> dict[int, Record]:
     """Return the tracer's counts by the number of the VM: `locks_populate` and the like."""
     counts: dict[int, Record] = {}
-    for line in text.splitlines():
-        got = json.loads(line) if line.startswith("{") else {}
-        if got.get("type") != "map":
-            continue
-        for name, values in got["data"].items():
-            if not isinstance(values, dict):
-                continue
+    maps = (got["data"] for got in counted.objects(text) if got["type"] == "map")
+    for name, values in (pair for each in maps for pair in each.items()):
+        if isinstance(values, dict):
             for key, value in values.items():
                 number, comma, phase = key.partition(",")
                 if comma:
@@ -662,13 +577,9 @@ def _rest(model: Model) -> Iterator[tuple[str, ...]]:
 
 
 def _show(model: Model) -> None:
-    out = show.stdout()
     for title, lines in tables(model):
         (first, _, *rest) = [line.strip("| ").split(" | ") for line in lines]
-        table = show.table(title, [first[0]], first[1:])
-        for row in rest:
-            table.add_row(*row)
-        out.print(table)
+        show.rows(title, first[:1], first[1:], rest)
 
 
 def plot(model: Model, path: Path) -> None:
@@ -685,26 +596,19 @@ def plot(model: Model, path: Path) -> None:
         ("vmm", "thp", "table_kib"),
         ("sparse", "4k", "vmalloc_kib"),
     )
+    cases = {(case.name, case.backing): case for case in CASES}
     with show.figure(path, 2, width=4.7, height=4.2) as (figure, (axes,)):
         color = 0
-        for axis, title, drawn in zip(
-            axes, ("instructions", "KiB"), (figures, memory), strict=True
-        ):
-            for name, backing, what in drawn:
-                case = next(
-                    each for each in CASES if (each.name, each.backing) == (name, backing)
-                )
-                _draw(axis, model, case, what, f"C{color}")
+        titles = ("instructions", "KiB")
+        for axis, title, drawn in zip(axes, titles, (figures, memory), strict=True):
+            for *name, what in drawn:
+                _draw(axis, model, cases[tuple(name)], what, f"C{color}")
                 color += 1
-            axis.set(title=title, xlabel="GiB")
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            axis.xaxis.set_major_formatter("{x:g}")
+            show.logarithmic(axis, title=title, xlabel="GiB")
             for gib in SIZES:
                 axis.axvline(gib, color="0.8", linewidth=0.8)
-        figure.legend(
-            loc="outside lower center", ncols=3, fontsize=7, handlelength=3, frameon=False
-        )
+        style = {"fontsize": 7, "handlelength": 3, "frameon": False}
+        figure.legend(loc="outside lower center", ncols=3, **style)
 
 
 def _draw(axis: "Axes", model: Model, case: Case, what: str, color: str) -> None:

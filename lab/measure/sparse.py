@@ -39,13 +39,12 @@ lowest of two rounds each."""
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("--plot", action="store_true", help="draw images/sparse.png anew")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds, with the boot")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show."""
     doing = "Counting instructions a page that is touched; some minutes"
-    log = counted.run(DIRECTORY, doing, _script, args.timeout)
+    log = counted.log_of(DIRECTORY, doing, _script)
     runs = lowest(restore.parse(log))
     _show(runs)
     counted.save(DIRECTORY / "sparse.json", mib=MIB, note=_NOTE, runs=runs)
@@ -60,7 +59,6 @@ def _script(log: str) -> str:
     base = f"{program} -4 -m {MIB}"
     # The first run makes the file.
     lines = ["set -e", restore.disk(MIB + 64), f"{base} {restore.SNAPSHOT} plain >/dev/null"]
-    lines += [f": >{log}"]
     lines += [
         f"{base} -k {step} {restore.SNAPSHOT} {way} >>{log}"
         for _ in range(ROUNDS)
@@ -103,12 +101,12 @@ def _show(runs: Sequence[Run]) -> None:
     for turn, what in enumerate(TURNS):
         title = f"The guest {what} one of so many pages of {MIB} MiB"
         names = [name for name, *_ in WAYS.values()]
-        made = show.table(title, ("one of",), (*names, *(["faults"] * len(names))))
+        rows = []
         for step in STEPS:
-            row = [run for run in runs if (run["turn"], run["every"]) == (turn, step)]
-            costs = (f"{int(run['ns']) / int(run['pages']):,.0f}" for run in row)
-            made.add_row(str(step), *costs, *(f"{run['faults']:,}" for run in row))
-        out.print(made)
+            chosen = [run for run in runs if (run["turn"], run["every"]) == (turn, step)]
+            costs = (f"{int(run['ns']) / int(run['pages']):,.0f}" for run in chosen)
+            rows.append((str(step), *costs, *(f"{run['faults']:,}" for run in chosen)))
+        show.rows(title, ("one of",), (*names, *(["faults"] * len(names))), rows)
         off, on = (per_page(runs, turn, way) for way in ("plain", "around"))
         at = even(STEPS, off, on)
         out.print(f"even at one of {at:.0f} pages" if at else "one of them is always cheaper")

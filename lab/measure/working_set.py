@@ -8,11 +8,12 @@ what was recorded. One guest and ten at once, the page cache warm and cold; one 
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lab import show
 from lab.error import LabError
 from lab.measure import counted, restore
+from lab.measure.counted import Verdict
 from lab.measure.restore import Run
 from lab.paths import BUILD, WORKING_SET
 
@@ -42,30 +43,21 @@ what that takes once all of it is mapped. Faults are stage-2's; tables are in Ki
 and the VMs'. Sums over all guests; the lower of two rounds each."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds, with the boot")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(_: argparse.Namespace) -> int:
     """Measure and show; 1 if a target is missed."""
     doing = "Counting instructions of guests whose needs were recorded; some minutes"
-    log = counted.run(DIRECTORY, doing, _script, args.timeout)
+    log = counted.log_of(DIRECTORY, doing, _script)
     found = cases(restore.parse(log))
     for case, runs in found.items():
         _show(case, runs)
-    out = show.stdout()
-    out.print(_NOTE, soft_wrap=True)
+    show.stdout().print(_NOTE, soft_wrap=True)
     counted.save(DIRECTORY / "working-set.json", mib=MIB, note=_NOTE, cases=found)
-    checks = judge(found)
-    for what, good in checks:
-        out.print(f"{what}: {show.met(good)}")
-    return counted.judge(checks)
+    return counted.judge(judge(found))
 
 
 def _script(log: str) -> str:
     program = shlex.quote(str(WORKING_SET))
-    lines = ["set -e", restore.disk(MIB + 64), f": >{log}"]
+    lines = ["set -e", restore.disk(MIB + 64)]
     # The first run makes the file.
     lines += [f"{program} -m {MIB} {restore.SNAPSHOT} 'nothing, off' >/dev/null"]
     lines += [
@@ -95,39 +87,31 @@ def net(run: Run) -> int:
     return int(run["ns"]) - int(run.get("again_ns", 0))
 
 
-def judge(found: dict[str, list[Run]]) -> list[tuple[str, bool]]:
+def judge(found: dict[str, list[Run]]) -> Iterator[Verdict]:
     """Return what is promised of a record, and whether it is so."""
-    pages = MIB << 8
-    record = int(found[next(iter(CASES))][0]["ns"]) / pages
-    told = f"recorded for {record:.1f} instructions a page, ≤ {AT_MOST}"
-    checks = [(told, record <= AT_MOST)]
+    record = int(found[next(iter(CASES))][0]["ns"]) / (MIB << 8)
+    yield f"recorded for {record:.1f} instructions a page, ≤ {AT_MOST}", record <= AT_MOST
     for case, (_, _, _, everything, recorded) in found.items():
-        faults = int(recorded["faults"])
-        guests = int(recorded["clones"])
-        checks.append((f"{case}: one fault a guest, for its code: {faults}", faults <= guests))
-        less = all(
-            int(recorded[tables]) < int(everything[tables])
-            for tables in ("stage2_kib", "tables_kib")
-        )
-        checks.append((f"{case}: fewer page tables than for all of the file", less))
-        if int(recorded["clones"]) == 1:
-            good = net(recorded) < net(everything)
-            checks.append((f"{case}: less than for all of the file", good))
-    return checks
+        faults, guests = int(recorded["faults"]), int(recorded["clones"])
+        yield f"{case}: one fault a guest, for its code: {faults}", faults <= guests
+        tables = ("stage2_kib", "tables_kib")
+        less = all(int(recorded[each]) < int(everything[each]) for each in tables)
+        yield f"{case}: fewer page tables than for all of the file", less
+        if guests == 1:
+            yield f"{case}: less than for all of the file", net(recorded) < net(everything)
 
 
 def _show(case: str, runs: Sequence[Run]) -> None:
     record, *rest = runs
     title = f"{case}: {int(record['pages']):,} of {MIB << 8:,} pages are needed"
     heads = ("to prepare", "all of it", "faults", "host's tables", "VMs' tables")
-    made = show.table(title, ("prepared",), heads)
-    for each in rest:
-        made.add_row(
+    rows = (
+        (
             WAYS[str(each["way"])],
             f"{int(each['prepare_ns']) / 1e6:,.1f}",
             f"{net(each) / 1e6:,.1f}",
-            f"{each['faults']:,}",
-            f"{each['tables_kib']:,}",
-            f"{each['stage2_kib']:,}",
+            *(f"{each[name]:,}" for name in ("faults", "tables_kib", "stage2_kib")),
         )
-    show.stdout().print(made)
+        for each in rest
+    )
+    show.rows(title, ("prepared",), heads, rows)
