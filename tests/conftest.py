@@ -8,8 +8,17 @@ import pytest
 
 from lab.paths import DEBIAN, LINUX, PATCHES, VERSION
 
-_OF_SERIES = {"bench", "broken", "debian", "debug", "locking", "modules", "perf", "source"}
-_OF_SERIES |= {"sparse", "suite"}
+_OF_SERIES = {
+    "bench",
+    "broken",
+    "debian",
+    "debug",
+    "locking",
+    "modules",
+    "perf",
+    "source",
+    "suite",
+}
 _FILES = (LINUX, PATCHES, DEBIAN)
 _running: list[pytest.Item] = []
 

@@ -2,13 +2,15 @@
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from lab.demo import cli, inside, kvm, report, retry
+from lab.demo import cli, inside, kvm, report, retry, stamps
 from lab.demo.config import Case, Demo, Job, Side
+from lab.demo.stamps import Verdict
 from lab.demo.vm import QemuGoneError, VmError
 from lab.error import LabError
 
@@ -122,6 +124,37 @@ def test_the_status_tells_of_a_missed_target() -> None:
         assert report.show(Demo("precopy", 512, cases=cases)) is met, cases
 
 
+def test_what_is_compared() -> None:
+    """Off and on; a QEMU of its own has stock beside it, which is no part of the ratio."""
+    cases = [_case("stock QEMU, off", 1000), _case("off", 100), _case("on", 10)]
+    (pair,) = report.pairs(Demo("precopy", 512, cases=cases))
+    assert (list(pair.sides), pair.ratio) == (["stock QEMU, off", "off", "on"], 0.1)
+    job = Job(*_JOB)
+    assert [(side.name, side.parameter) for side in job.sides] == [("off", False), ("on", True)]
+    job.patched = "patched"
+    assert [side.patched for side in job.sides] == [False, False, True, True]
+    assert [side.parameter for side in job.sides] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("mode", "told", "refused", "met"),
+    (
+        ("precopy", 0, 0, False),
+        ("precopy", 1, 0, True),
+        ("precopy", 1, 1, False),
+        ("cpr", 0, 0, True),
+        ("cpr-transfer", 0, 0, True),
+    ),
+)
+def test_a_patched_qemu_that_tells_kvm_nothing_misses_its_target(
+    mode: str, told: int, refused: int, met: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hints = {"kvm_populate": told, "refused": refused, "kvm_populate_busy": 1}
+    demo = Demo(mode, 512, cases=[_case("off", 200), _case("on", hints=hints)])
+    assert report.show(demo) is met
+    assert "not given, for a lock" in capsys.readouterr().out
+
+
 def test_status() -> None:
     """Of the command: that of the machine if all targets are met."""
     args = mock.Mock(mem=512, runs=1, stock=True, qemu="", dirty_ring=0)
@@ -142,3 +175,50 @@ def test_a_ring_that_kvm_does_not_take() -> None:
     for size in (5, 512, 1000, 1 << 17, -1024):
         with pytest.raises(LabError, match="--dirty-ring"):
             cli.run(mock.Mock(mem=512, runs=1, dirty_ring=size))
+
+
+def _ready(cpu: int) -> str:
+    return f"stamps: cpu {cpu} ready pages 100\n"
+
+
+def _pass(cpu: int, number: int, wrong: int = 0) -> str:
+    return f"stamps: cpu {cpu} pass {number} pages 100 mismatches {wrong}\r\n"
+
+
+_BOTH, _HALF = _ready(0) + _ready(1) + _pass(0, 1), _pass(0, 7) + _pass(0, 8) + _pass(1, 5)
+_WRONG = f"{_ready(0)}stamps: MISMATCH cpu 0 page 7 \nstamps: MISMATCH cpu 1\n"
+
+
+@pytest.mark.parametrize(
+    ("hear", "text", "found"),
+    (
+        # Stamped and checked by all; who is ahead is not two, half a line says nothing.
+        (stamps.ready, _BOTH, False),
+        (stamps.ready, _BOTH + _pass(1, 1), True),
+        (stamps.ready, _BOTH + _pass(0, 2), False),
+        (stamps.ready, _BOTH + _pass(1, 1).partition(" mismatches")[0], False),
+        # Two passes of each: the first may have begun before the migration.
+        (stamps.verdict, _HALF, None),
+        (stamps.verdict, _HALF + _pass(1, 6), Verdict(200, 0)),
+        (stamps.verdict, _pass(0, 7) + _pass(0, 8), None),
+        (stamps.verdict, "", None),
+        (
+            stamps.verdict,
+            _HALF + _pass(1, 5, 1) + _pass(1, 6, 2) + _pass(0, 9, 3),
+            Verdict(200, 5),
+        ),
+        (stamps.progress, "Linux", "booting, or stamping its memory"),
+        (stamps.progress, _ready(0), "memory stamped by 1 of 2 CPUs"),
+        (stamps.progress, _pass(0, 1) + _pass(0, 2), "200 pages checked"),
+        # The first mismatch is told.
+        (lambda text, _: stamps.mismatch(text), _WRONG, "stamps: MISMATCH cpu 0 page 7"),
+        (lambda text, _: stamps.mismatch(text), _BOTH, None),
+        (lambda text, _: stamps.toggled(text), "stamps: x\ntoggle: 1000\r\n", True),
+        *(
+            (lambda text, _: stamps.toggled(text), text, False)
+            for text in ("", "toggle: no graphics adapter\n", "toggle: failed\n")
+        ),
+    ),
+)
+def test_what_the_guest_says(hear: Callable, text: str, found: object) -> None:
+    assert hear(text, 2) == found

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import time
-import unittest
 from pathlib import Path
 
 import pytest
@@ -38,69 +37,79 @@ def test_share(old: list[Thread], new: list[Thread], part: float) -> None:
     assert served.part(0, 0) == 1
 
 
-class ClockTest(unittest.TestCase):
-    @pytest.fixture(autouse=True)
-    def _host(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.directory, self.patch = tmp_path, monkeypatch
+class Clock:
+    """One whose host tells what `found` and `host` say."""
 
-    def told(self) -> int:
-        return int((self.directory / served.FILE).read_text())
-
-    def clock(self) -> served.Served:
-        """Return a clock whose host tells what self.found and self.host say."""
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.found, self.host = 0.0, {"1": Thread()}, (0, 0)
-        self.patch.setattr(served, "threads", lambda _: self.found)
-        self.patch.setattr(served, "_host", lambda: self.host)
-        self.patch.setattr(time, "monotonic", lambda: self.now)
-        return served.Served(self.directory, 1)
+        monkeypatch.setattr(served, "threads", lambda _: self.found)
+        monkeypatch.setattr(served, "_host", lambda: self.host)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.path = directory / served.FILE
+        self.served = served.Served(directory, 1)
 
-    def test_it_goes_as_the_machine_and_the_host_are_served(self) -> None:
-        clock = self.clock()
-        self.assertEqual(self.told(), 0)
-        self.found = {"1": Thread(4_000_000_000, 4_000_000_000)}
-        # At last, it was moved to another host.
-        for now, host, seconds in ((8, (0, 0), 4), (18, (75, 25), 11.5), (28, (85, 20), 21.5)):
-            self.now, self.host = now, host
-            clock.tick()
-            self.assertEqual((clock.seconds, self.told()), (seconds, int(seconds)))
+    def at(self, now: float) -> float:
+        """Return how much has been served then."""
+        self.now = now
+        self.served.tick()
+        assert self.path.read_text() == f"{int(self.served.seconds)}\n"
+        return self.served.seconds
 
-    def test_a_thread_that_could_not_be_read_is_not_new(self) -> None:
-        clock = self.clock()
-        known = {"1": Thread(9_000_000_000, 0), "2": Thread(0, 9_000_000_000)}
-        for now, found in enumerate((known, {}, known), 1):
-            before, self.now, self.found = clock.seconds, now, found
-            clock.tick()
-        self.assertEqual(clock.seconds, before + 1)
 
-    def test_a_hang_ends(self) -> None:
-        clock = self.clock()
-        self.found = {"1": Thread(0, 0, wants=True)}
-        clock.tick()
-        for now in (*range(1, 401), 1000 + served.GRACE):
-            self.now = now
-            clock.tick()
-            self.assertEqual(clock.is_past(100), now >= 400)
-            self.assertEqual(clock.is_past(1000), now > 400)
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(tmp_path, monkeypatch)
 
-    def test_of_two_on_a_cpu_each_is_served_for_half(self) -> None:
-        cpu = min(os.sched_getaffinity(0))
-        one, _ = (self.busy(cpu) for _ in range(2))
-        clock = served.Served(self.directory, one)
+
+def test_it_goes_as_the_machine_and_the_host_are_served(clock: Clock) -> None:
+    assert clock.path.read_text() == "0\n"
+    clock.found = {"1": Thread(4_000_000_000, 4_000_000_000)}
+    # At last, it was moved to another host.
+    for now, host, seconds in ((8, (0, 0), 4), (18, (75, 25), 11.5), (28, (85, 20), 21.5)):
+        clock.host = host
+        assert clock.at(now) == seconds
+
+
+def test_a_thread_that_could_not_be_read_is_not_new(clock: Clock) -> None:
+    known = {"1": Thread(9_000_000_000, 0), "2": Thread(0, 9_000_000_000)}
+    told = []
+    for now, clock.found in enumerate((known, {}, known), 1):
+        told.append(clock.at(now))
+    assert told[2] == told[1] + 1
+
+
+def test_a_hang_ends(clock: Clock) -> None:
+    clock.found = {"1": Thread(0, 0, wants=True)}
+    clock.at(0)
+    for now in (*range(1, 401), 1000 + served.GRACE):
+        clock.at(now)
+        assert clock.served.is_past(100) == (now >= 400)
+        assert clock.served.is_past(1000) == (now > 400)
+
+
+def busy(cpu: int) -> subprocess.Popen[bytes]:
+    """Start a session that keeps a CPU busy."""
+    command = ["sh", "-c", "while :; do :; done"]
+    loop = subprocess.Popen(command, start_new_session=True)
+    os.sched_setaffinity(loop.pid, {cpu})
+    return loop
+
+
+def test_of_two_on_a_cpu_each_is_served_for_half(tmp_path: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    loops = [busy(cpu) for _ in range(2)]
+    try:
+        clock = served.Served(tmp_path, loops[0].pid)
         for _ in range(6):
             time.sleep(0.5)
             clock.tick()
-        if any(thread.ran for thread in served.threads(one).values()):
+        if any(thread.ran for thread in served.threads(loops[0].pid).values()):
             # Half, if nothing else runs; less beside other work.
-            self.assertLess(clock.seconds, 0.75 * clock.elapsed)
+            assert clock.seconds < 0.75 * clock.elapsed
         else:
-            self.assertGreaterEqual(clock.seconds, served.LEAST * clock.elapsed)
-        self.assertEqual(self.told(), int(clock.seconds))
-
-    def busy(self, cpu: int) -> int:
-        """Start a session that keeps a CPU busy; return its number."""
-        command = ["sh", "-c", "while :; do :; done"]
-        loop = subprocess.Popen(command, start_new_session=True)
-        self.addCleanup(loop.wait)
-        self.addCleanup(os.killpg, loop.pid, signal.SIGKILL)
-        os.sched_setaffinity(loop.pid, {cpu})
-        return loop.pid
+            assert clock.seconds >= served.LEAST * clock.elapsed
+        assert (tmp_path / served.FILE).read_text() == f"{int(clock.seconds)}\n"
+    finally:
+        for loop in loops:
+            os.killpg(loop.pid, signal.SIGKILL)
+            loop.wait()

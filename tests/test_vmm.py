@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import unittest
 from collections.abc import Sequence
 
 from lab.make import rust
@@ -27,41 +26,28 @@ def rows() -> Sequence[Sequence[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-class Examples(unittest.TestCase):
-    """The programs, which are files, too."""
-
-    def test_c_is_what_is_between_the_rules(self) -> None:
-        parts = rust.MINIMAL.read_text().split(RULE)
-        self.assertEqual(len(parts), 3)
-        self.assertEqual(block("c"), parts[1].rstrip("\n") + "\n")
-
-    def test_rust_is_the_whole_file(self) -> None:
-        file = rust.CRATE / "examples" / "minimal.rs"
-        self.assertEqual(block("rust"), file.read_text())
-
-    def test_c_compiles_with_the_headers_of_this_machine(self) -> None:
-        command = ["gcc", *rust.FLAGS, "-fsyntax-only", rust.MINIMAL]
-        done = subprocess.run(command, capture_output=True, text=True)
-        self.assertEqual(done.stderr, "")
+def test_programs_are_those_of_the_files() -> None:
+    """In C, what is between the rules, which compiles with the headers of this machine."""
+    _, shown, _ = rust.MINIMAL.read_text().split(RULE)
+    assert block("c") == shown.rstrip("\n") + "\n"
+    assert block("rust") == (rust.CRATE / "examples" / "minimal.rs").read_text()
+    command = ["gcc", *rust.FLAGS, "-fsyntax-only", rust.MINIMAL]
+    assert subprocess.run(command, capture_output=True, text=True).stderr == ""
 
 
-class Page(unittest.TestCase):
-    """What it refers to."""
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", TEXT)
+    assert len(links) > 10
+    assert [link for link in links if not (PAGE.parent / link).exists()] == []
 
-    def test_links_lead_somewhere(self) -> None:
-        links = re.findall(r"\]\(([^)#:]+)\)", TEXT)
-        self.assertGreater(len(links), 10)
-        for link in links:
-            self.assertTrue((PAGE.parent / link).exists(), link)
 
-    def test_figures_are_those_of_the_page_that_is_named(self) -> None:
-        found = rows()
-        self.assertGreater(len(found), 10)
-        for what, *figures, source in found:
-            link = re.search(r"\(([^)]+)\)", source)
-            assert link
-            text = (PAGE.parent / link[1]).read_text()
-            # Zeroes, and words, are not looked for.
-            for figure in re.findall(FIGURE, " ".join(figures)):
-                there = re.search(rf"(?<![\d,.]){re.escape(figure)}(?![\d,.]*\d)", text)
-                self.assertTrue(there, f"{what}: {figure} is not in {link[1]}")
+def test_figures_are_those_of_the_page_that_is_named() -> None:
+    """Zeroes, and words, are not looked for."""
+    assert len(rows()) > 10
+    for what, *figures, source in rows():
+        link = re.search(r"\(([^)]+)\)", source)
+        assert link
+        text = (PAGE.parent / link[1]).read_text()
+        for figure in re.findall(FIGURE, " ".join(figures)):
+            there = re.search(rf"(?<![\d,.]){re.escape(figure)}(?![\d,.]*\d)", text)
+            assert there, f"{what}: {figure} is not in {link[1]}"
