@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lab.check.assigned import judge, words
-from lab.check.assigned.config import OFF, ON, STOCK, Case, Phase, Report, Round
+from lab.check.assigned.config import Case, Phase, Report, Round
+from lab.check.guests import OFF, ON, STOCK, failure
 from lab.check.outcome import Outcome, State
 
 PAGES = 1 << 17
@@ -22,8 +23,8 @@ def test_words() -> None:
     assert words.rounds(text) == [Round(0, True, 0, 64, 0), Round(1, False, 7, 64, 2)]
     assert words.rounds(ROUND.format(0, "drive", 0, 12)[:-3]) == []
     assert words.rounds("drive: round 0 by drive toggles 0 bytes 671\n") == []
-    failure = "FAILED there is none: No such"
-    assert [words.failure(text) for text in (f"drive: {failure}\r\n", GONE)] == [failure, ""]
+    told = "FAILED there is none: No such"
+    assert [failure(text, "drive") for text in (f"drive: {told}\r\n", GONE)] == [told, ""]
     assert [words.gone(text) for text in (f"x\n{GONE}", ONE)] == [True, False]
     said = ("[ 1.0] Linux\n", "drive: up\n", ONE)
     wanted = ["booting", "looking for the drive", "1 rounds"]

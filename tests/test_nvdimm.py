@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.check.guests import ON, STOCK
 from lab.check.nvdimm import judge
-from lab.check.nvdimm.config import KINDS, LAST, ON, STOCK, Case, Report
+from lab.check.nvdimm.config import KINDS, LAST, Case, Report
 from lab.check.outcome import State
 
 PAGES = 1000

@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 from lab.check import report
-from lab.check.outcome import Outcome, State
-from lab.check.report import Part
+from lab.check.outcome import Outcome, State, judged
 from lab.error import LabError
 from lab.machine import npt
 from lab.machine.result import Command
@@ -66,10 +65,8 @@ def run(args: argparse.Namespace) -> int:
     last = len(series) if args.last is None else args.last
     if not 1 <= args.first <= last <= len(series):
         raise LabError(f"--first {args.first} --last {last}: patches are 1 to {len(series)}")
-    began = time.monotonic()
-    with locked("bisect"):
+    with locked("bisect"), report.doing("patches") as part:
         git = _worktree()
-        part = Part("patches")
         for number, patch in enumerate(series[:last], 1):
             try:
                 git("am", "-q", patch)
@@ -86,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             if last == len(series):
                 part.outcomes.append(_compare(git))
-    part.seconds = time.monotonic() - began
     return report.show([part])
 
 
@@ -140,5 +136,4 @@ def _build(git: Git, patch: Path) -> Path:
 def _compare(git: Git) -> Outcome:
     """Return whether that made the tree which is built and tested otherwise."""
     differ = git("diff", "--stat", "HEAD", Git(LINUX).commit())
-    state = State.FAILED if differ else State.PASSED
-    return Outcome("the result is build/linux", state, 0, differ)
+    return judged("the result is build/linux", not differ, differ)

@@ -12,7 +12,6 @@ import argparse
 import json
 import re
 import shutil
-import time
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import NamedTuple
 
 from lab import shell
 from lab.check import debug, machines, report, tests
-from lab.check.outcome import Outcome, State
+from lab.check.outcome import Outcome, State, judged
 from lab.check.report import Part
 from lab.error import LabError
 from lab.make import selftests
@@ -82,12 +81,10 @@ def run(args: argparse.Namespace) -> int:
         parts.append(part)
         for name, lines in found.items():
             counts[name].update(lines)
-    began = time.monotonic()
-    part = Part("lines that tests execute")
-    # What other tests reach is not to be told from what none does.
-    if not args.tests:
-        part.outcomes += judge(counts, changed(sources), named())
-    part.seconds = time.monotonic() - began
+    with report.doing("lines that tests execute") as part:
+        # What other tests reach is not to be told from what none does.
+        if not args.tests:
+            part.outcomes += judge(counts, changed(sources), named())
     return report.show([*parts, part])
 
 
@@ -167,8 +164,7 @@ def _judge(
     for key, number in (+left).items():
         console.print(f"{name}: {number} times more excused than missed: {key}", markup=False)
     too_few = whole and share < TARGET
-    state = State.FAILED if unknown or too_few else State.PASSED
-    return Outcome(name, state, reason=note, output="\n".join(unknown))
+    return judged(name, not (unknown or too_few), note, "\n".join(unknown))
 
 
 def _boots(wanted: Sequence[str]) -> Iterator[tuple[str, list[tests.Test], dict[str, str]]]:
@@ -190,17 +186,14 @@ def _boots(wanted: Sequence[str]) -> Iterator[tuple[str, list[tests.Test], dict[
 def _measure(
     title: str, chosen: Sequence[tests.Test], image: Path, options: Mapping[str, str]
 ) -> tuple[Part, Counts]:
-    began = time.monotonic()
     directory = BUILD / KIND
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
     collect = tests.Test("counts", ("sh", "-c", _COLLECT, "sh", str(directory)))
     listed = [*chosen, collect]
-    done = machines.on_npt(title, listed, boots=1, timeout=3600, image=image, **options)
-    part = Part(
-        f"series' tests, {title}", debug.expected(done, options.get("machine", KIND)).all
-    )
-    part.seconds = time.monotonic() - began
+    with report.doing(f"series' tests, {title}") as part:
+        done = machines.on_npt(title, listed, boots=1, timeout=3600, image=image, **options)
+        part.outcomes += debug.expected(done, options.get("machine", KIND)).all
     return part, _read(directory, image.parents[3])
 
 

@@ -1,19 +1,29 @@
 """Guests in a lab machine, and what came of them: shared by assigned and nvdimm."""
 
+import asyncio
 import json
+import re
 import shlex
-import time
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.check.outcome import Outcome, State
+from lab.check import report
+from lab.check.outcome import Outcome, State, judged, tail
 from lab.check.report import Part
-from lab.error import LabError
-from lab.machine import npt
+from lab.demo import guest, kvm, retry
+from lab.demo.config import Job, Side
+from lab.demo.vm import Progress, Setting, Vm, VmError
+from lab.machine import npt, params
 from lab.paths import VENV_BIN
-from lab.shell import console
+from lab.source import debian
+
+OFF, ON, STOCK = "off", "on", "stock"
+
+Promise = tuple[str, bool, str]
+"""In words, whether it was kept, what was found."""
 
 
 @dataclass(kw_only=True)
@@ -30,22 +40,82 @@ class Told:
         whole.write_text(json.dumps(asdict(self), indent=1) + "\n")
         whole.rename(path)
 
+    def fill(self, path: Path, cases: Iterable[object]) -> int:
+        """Do what yields cases, in the lab machine; what failed stands in the file, too."""
+        try:
+            for _ in cases:
+                self.save(path)
+        except Exception as error:  # whatever it is, the host tells of it
+            self.error = f"{type(error).__name__}: {error}"
+            self.console = error.console if isinstance(error, VmError) else ""
+        self.save(path)
+        return 1 if self.error else 0
+
+    def judge(
+        self, cases: Mapping[str, Any], promises: Callable[[Any], Iterable[Promise]]
+    ) -> list[Outcome]:
+        """Return what came of each promise of the cases, which have `ended`, or are None."""
+
+        def failed(name: str, why: str) -> Outcome:
+            return judged(name, False, why, tail(self.console))
+
+        outcomes: list[Outcome] = []
+        for name, case in cases.items():
+            if case and case.ended:
+                told = promises(case)
+                outcomes += (judged(f"{name}: {what}", *kept) for what, *kept in told)
+            else:
+                why = self.error if case or not outcomes else "was not begun"
+                outcomes.append(failed(name, why or "did not end"))
+        if self.error and not any(each.state is State.FAILED for each in outcomes):
+            outcomes.append(failed("the end", self.error))
+        return outcomes
+
+
+def job(directory: Path, source: Path, drivers: Iterable[str], mib: int, **more: bool) -> Job:
+    """Return what guests have in common, whose program, and drivers, are these."""
+    directory.mkdir(parents=True, exist_ok=True)
+    initramfs = guest.build(directory / "guest", source, params.all_needed(drivers))
+    files = (str(debian.kernel().image), str(initramfs), "qemu-system-x86_64")
+    return Job(directory.name, [], mib, 1, *files, **more)
+
 
 def run(title: str, module: str, arguments: Sequence[str | Path], **options: Any) -> Part:  # noqa: ANN401
     """Run a module of the lab's in a machine; return what the machine itself comes to.
 
     Options are those of npt.command().
     """
-    part = Part(title)
-    console.print(f"[bold]{title}[/]")
-    began = time.monotonic()
-    words = (VENV_BIN / "python", "-B", "-m", module, *arguments)
-    try:
+    with report.doing(title) as part:
+        words = (VENV_BIN / "python", "-B", "-m", module, *arguments)
         done = npt.command(shlex.join(map(str, words)), **options)
-    except LabError as error:
-        part.outcomes.append(Outcome("the machine", State.FAILED, reason=str(error)))
-    else:
-        complaints = [Outcome("the kernel", State.FAILED, output=text) for text in done.splats]
-        part.outcomes += complaints
-    part.seconds = time.monotonic() - began
+        part.outcomes += (judged("the kernel", False, output=text) for text in done.splats)
     return part
+
+
+def live(
+    job: Job, side: str, backend: str, life: Callable[[Setting], Coroutine[Any, Any, None]]
+) -> None:
+    """Take a guest through its life, in the lab machine; its kernel must not complain."""
+    kvm.set_parameter(on=side == ON)
+    with tempfile.TemporaryDirectory() as name, retry.no_complaint(Path(name)):
+        column = Side(side, parameter=side == ON)
+        at = Setting(job, column, backend, Path(), Path(name), Progress())
+        asyncio.run(life(at))
+
+
+async def mapped_ahead(vm: Vm, pages: int, seconds: float, *, on: bool) -> int:
+    """Return what stage 2 maps before a vCPU runs; if Global TDP is on, wait for all pages."""
+    files = kvm.files(vm.pid)
+    try:
+        async with asyncio.timeout(seconds):
+            while on and kvm.pages(files) < pages:
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise vm.error(f"{kvm.pages(files)} of {pages} pages are mapped ahead") from None
+    return kvm.pages(files)
+
+
+def failure(console: str, name: str) -> str:
+    """Return what a guest's program, of that name, could not do; "" is nothing."""
+    found = re.search(rf"^{name}: (FAILED .*?)\s*$", console, re.M)
+    return found[1] if found else ""

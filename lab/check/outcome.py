@@ -74,6 +74,11 @@ class Outcome:
         return tail(self.output)
 
 
+def judged(name: str, good: object, reason: str = "", output: str = "") -> Outcome:
+    """Return the outcome of what is good, or is not."""
+    return Outcome(name, State.PASSED if good else State.FAILED, 0, reason, output)
+
+
 def tail(output: str) -> str:
     """Return the last lines of what a test printed, and those since it first failed.
 

@@ -8,7 +8,7 @@ import re
 import shlex
 
 from lab.check import report
-from lab.check.outcome import Outcome, State, judge
+from lab.check.outcome import Outcome, State, judge, judged
 from lab.check.report import Part
 from lab.demo.cli import NEWER
 from lab.machine import npt
@@ -80,6 +80,5 @@ def judge_parts(output: str, *, ended: bool = True) -> list[Outcome]:
         reason = "" if passed else f"{verdict}{rest}".strip() or _SILENT[ended]
         if passed and not hints:
             passed, reason = False, "no hint was given"
-        state = State.PASSED if passed else State.FAILED
-        outcomes.append(Outcome(f"{GROUP}/{name}", state, reason=reason))
+        outcomes.append(judged(f"{GROUP}/{name}", passed, reason))
     return outcomes

@@ -2,14 +2,19 @@
 
 import pickle
 import sys
+import time
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.table import Table
 
 from lab.check.outcome import NOT_RUN, Outcome, State
+from lab.error import LabError
+from lab.shell import console as progress
 from lab.show import stdout, table
 
 _STYLES = {State.PASSED: "green", State.FAILED: "bold red", State.SKIPPED: "yellow"}
@@ -25,6 +30,23 @@ class Part:
     title: str
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0
+
+
+@contextmanager
+def doing(title: str) -> Iterator[Part]:
+    """Do a part; whatever keeps it from being done is a failure of it."""
+    part = Part(title)
+    progress.print(f"[bold]{title}[/]")
+    began = time.monotonic()
+    try:
+        yield part
+    # Whatever it is: what came of other parts is not to be lost.
+    except Exception as error:
+        if not isinstance(error, LabError):
+            traceback.print_exc()
+        print(f"lab: {error}", file=sys.stderr)
+        part.outcomes.append(Outcome(f"{title}: done", State.FAILED, reason=str(error)))
+    part.seconds = time.monotonic() - began
 
 
 TOLD: list[Part] = []

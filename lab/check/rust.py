@@ -7,17 +7,15 @@ from a snapshot file, and integration/minimal populates one.
 import argparse
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from lab.check import machines, report
-from lab.check.outcome import Outcome, State, must_run
+from lab.check.outcome import Outcome, State, judged, must_run
 from lab.check.report import Part
 from lab.check.tests import Test
 from lab.make import modules, rust, selftests
 from lab.make.rust import Toolchain
-from lab.shell import console
 
 FEW = 16
 """Faults that are left, at most, of a guest whose memory is mapped: its own program's, say."""
@@ -68,12 +66,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _crate(tools: Toolchain, headers: Path) -> Part:
-    part = Part(f"the crate's tests, Rust {tools.version}")
-    console.print(f"[bold]{part.title}[/]")
-    began = time.monotonic()
-    tools.build()
-    part.outcomes += judge_tests(tools.test(headers))
-    part.seconds = time.monotonic() - began
+    with report.doing(f"the crate's tests, Rust {tools.version}") as part:
+        tools.build()
+        part.outcomes += judge_tests(tools.test(headers))
     return part
 
 
@@ -94,9 +89,6 @@ def judge_tests(done: subprocess.CompletedProcess[str]) -> list[Outcome]:
 
 def _machine(*, stock: bool) -> Part:
     name = "stock modules" if stock else "ours"
-    part = Part(f"in a VMM, {name}")
-    console.print(f"[bold]{part.title}[/]")
-    began = time.monotonic()
     snapshot = "/tmp/lab-snapshot"
     programs = {
         "restore": rust.DEBIAN.example("restore"),
@@ -106,13 +98,13 @@ def _machine(*, stock: bool) -> Part:
     tests = [
         Test(name, (str(program), snapshot), _TIMEOUT) for name, program in programs.items()
     ]
-    done = machines.on_npt(f"rust {name}", tests, stock=stock, icount=True)
-    part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
-    said = {name: outcome.output for name, outcome in done.outcomes.items()}
-    print(said["restore"], end="", flush=True)
-    part.outcomes += judge_restore(said["restore"], stock=stock)
-    part.outcomes += [judge_minimal(name, said[name], stock=stock) for name in MINIMAL]
-    part.seconds = time.monotonic() - began
+    with report.doing(f"in a VMM, {name}") as part:
+        done = machines.on_npt(f"rust {name}", tests, stock=stock, icount=True)
+        part.outcomes += [*map(must_run, done.outcomes.values()), *done.splats]
+        said = {name: outcome.output for name, outcome in done.outcomes.items()}
+        print(said["restore"], end="", flush=True)
+        part.outcomes += judge_restore(said["restore"], stock=stock)
+        part.outcomes += [judge_minimal(name, said[name], stock=stock) for name in MINIMAL]
     return part
 
 
@@ -120,7 +112,7 @@ def judge_minimal(name: str, said: str, *, stock: bool) -> Outcome:
     """Return whether all was populated, or the program said that it could not be."""
     text = "says that nothing can be populated" if stock else "has all populated"
     good = re.search(MINIMAL[name][not stock], said, re.M)
-    return Outcome(f"{name} {text}", State.PASSED if good else State.FAILED, output=said)
+    return judged(f"{name} {text}", good, output=said)
 
 
 def judge_restore(said: str, *, stock: bool) -> list[Outcome]:
@@ -129,7 +121,7 @@ def judge_restore(said: str, *, stock: bool) -> list[Outcome]:
     That the guest found each page as it was, the example's status says.
     """
     return [
-        Outcome(name, State.PASSED if good else State.FAILED, reason="" if good else found)
+        judged(name, good, "" if good else found)
         for name, good, found in _claims(said, stock=stock)
     ]
 

@@ -6,18 +6,15 @@ import re
 import subprocess
 import sys
 import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from lab.check import compare, machines, report, sparse, tests, unit
 from lab.check.machines import Report
-from lab.check.outcome import Outcome, State, must_run
+from lab.check.outcome import Outcome, State, judged, must_run
 from lab.check.report import Part
 from lab.check.tests import Test
 from lab.error import LabError
@@ -186,9 +183,8 @@ def _whole(parts: Sequence[Part], *, npt: bool, every: bool) -> list[Part]:
         names = (outcome.name for part in among for outcome in part.outcomes)
         known = {re.split("[ ,]", name)[0] for name in names}
         missing = sorted({test.name.split()[0] for test in choose()} - known)
-        state = State.FAILED if missing else State.PASSED
         reason = f"in no part: {' '.join(missing)}" if missing else ""
-        found.append(Outcome(f"each test of {what}", state, reason=reason))
+        found.append(judged(f"each test of {what}", not missing, reason))
     return [Part("whole", found)] * bool(found)
 
 
@@ -200,25 +196,27 @@ def _run(
     lanes: int = _LANES,
 ) -> list[Part]:
     """Build and do the steps, the longest first, those that find all built before others."""
-    building = Part("build")
-    parts = {step.title: [Part(step.title)] for step in steps}
+    building: list[Part] = []
+    parts: dict[str, list[Part]] = {}
 
     def do(step: Step) -> None:
         if runs.STOPPING.is_set():
             return
-        with _part(parts[step.title][0]) as part:
+        more = []
+        with report.doing(step.title) as part:
             found = step.do()
             if not found and not wanted:
                 raise LabError("nothing was run")
             part.outcomes += [each for each in found if isinstance(each, Outcome)]
             more = [each for each in found if isinstance(each, Part)]
-            parts[step.title] = [*more, *[part] * bool(part.outcomes)] if more else [part]
+        parts[step.title] = [*more, *[part] * bool(part.outcomes or not more)]
 
     def built(*builders: Callable[[], object]) -> bool:
-        with _part(building):
+        with report.doing("build") as part:
             for builder in builders if build else ():
                 builder()
-        return not building.outcomes
+        building.extend([part] * bool(part.outcomes))
+        return not part.outcomes
 
     lanes = min(lanes, len(os.sched_getaffinity(0)))
     early = [step for step in steps if step.early]
@@ -240,25 +238,8 @@ def _run(
         jobs += [pool.submit(do, step) for step in later if ready]
         for job in jobs:
             job.result()
-    failed = [] if ready else [building]
-    return [*failed, *(part for step in steps for part in parts[step.title])]
-
-
-@contextmanager
-def _part(part: Part) -> Iterator[Part]:
-    """Do a part; whatever keeps it from being done is a failure of it."""
-    title = part.title
-    console.print(f"[bold]{title}[/]")
-    began = time.monotonic()
-    try:
-        yield part
-    # Whatever it is: what came of other parts is not to be lost.
-    except Exception as error:
-        if not isinstance(error, LabError):
-            traceback.print_exc()
-        print(f"lab: {error}", file=sys.stderr)
-        part.outcomes.append(Outcome(f"{title}: done", State.FAILED, reason=str(error)))
-    part.seconds = time.monotonic() - began
+    done = (parts.get(step.title, [Part(step.title)]) for step in steps)
+    return [*building, *(part for each in done for part in each)]
 
 
 def _lint() -> list[Outcome]:
@@ -269,10 +250,7 @@ def _lint() -> list[Outcome]:
         "copies of the new files": copies.wrong(),
         "sparse": "\n".join(sparse.judge(sparse.list_new())),
     }
-    return [
-        Outcome(name, State.FAILED if wrong else State.PASSED, output=wrong)
-        for name, wrong in found.items()
-    ]
+    return [judged(name, not wrong, output=wrong) for name, wrong in found.items()]
 
 
 def _newer(version: str, args: argparse.Namespace) -> list[Outcome | Part]:

@@ -12,14 +12,12 @@ from pathlib import Path
 from lab import shell
 from lab.check import guests, pinned, report
 from lab.check.assigned import judge
-from lab.check.assigned.config import OFF, ON, STOCK, Report
+from lab.check.assigned.config import Report
+from lab.check.guests import OFF, ON, STOCK
 from lab.check.report import Part
-from lab.demo import guest
-from lab.demo.config import Job
-from lab.machine import npt, params
+from lab.machine import npt
 from lab.make import modules
 from lab.paths import BUILD
-from lab.source import debian
 
 CASES = {
     "ours": (f"{ON}:anon", f"{ON}:memfd", f"{OFF}:memfd"),
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _guests(whose: str, cases: Sequence[str]) -> Part:
     job, path = _DIRECTORY / "job.json", _DIRECTORY / f"{whose}.json"
-    _job().save(job)
+    guests.job(_DIRECTORY, _SOURCE, _DRIVERS, MEM_MIB, toggle=True).save(job)
     path.unlink(missing_ok=True)
     part = guests.run(
         f"guests with an NVMe drive, {whose} modules",
@@ -75,17 +73,3 @@ def _guests(whose: str, cases: Sequence[str]) -> Part:
     found = Report.load(path) if path.exists() else Report(error="no guest was started")
     part.outcomes += judge.judge(found, cases)
     return part
-
-
-def _job() -> Job:
-    _DIRECTORY.mkdir(parents=True, exist_ok=True)
-    return Job(
-        mode="assigned",
-        backends=[],
-        mem_mib=MEM_MIB,
-        runs=1,
-        kernel=str(debian.kernel().image),
-        initramfs=str(guest.build(_DIRECTORY / "guest", _SOURCE, params.all_needed(_DRIVERS))),
-        qemu="qemu-system-x86_64",
-        toggle=True,
-    )

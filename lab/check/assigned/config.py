@@ -7,10 +7,6 @@ from typing import Self
 
 from lab.check.guests import Told
 
-Counters = dict[str, int]
-
-OFF, ON, STOCK = "off", "on", "stock"
-
 
 @dataclass
 class Round:
@@ -69,8 +65,13 @@ class Case:
     attached: Phase = field(default_factory=Phase)
     unplugged: Phase = field(default_factory=Phase)
     rounds: list[Round] = field(default_factory=list)
-    at_end: Counters = field(default_factory=dict)
+    at_end: dict[str, int] = field(default_factory=dict)
     """KVM's counters."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether that is all."""
+        return bool(self.at_end)
 
 
 @dataclass
@@ -83,16 +84,9 @@ class Report(Told):
     @classmethod
     def load(cls, path: Path) -> Self:
         report = cls(**json.loads(path.read_text()))
-        report.cases = [_case(case) for case in report.cases]  # type: ignore[arg-type]
+        for told in report.cases:
+            for name in ("attached", "unplugged"):
+                told[name] = Phase(**told[name])
+            told["rounds"] = [Round(**each) for each in told["rounds"]]
+        report.cases = [Case(**told) for told in report.cases]
         return report
-
-
-def _case(told: dict) -> Case:
-    return Case(
-        **{
-            **told,
-            "attached": Phase(**told["attached"]),
-            "unplugged": Phase(**told["unplugged"]),
-            "rounds": [Round(**each) for each in told["rounds"]],
-        }
-    )

@@ -6,18 +6,19 @@ python -m lab.check.assigned.inside JOB.json REPORT.json SIDE:BACKEND...
 import asyncio
 import re
 import sys
-import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Self
 
+from lab.check import guests
 from lab.check.assigned import memory, words
-from lab.check.assigned.config import ON, Case, Phase, Report, Round
+from lab.check.assigned.config import Case, Phase, Report, Round
 from lab.check.assigned.memory import Memory
-from lab.demo import kvm, retry
-from lab.demo.config import Job, Side
-from lab.demo.vm import Progress, Setting, Vm, VmError
+from lab.demo import kvm
+from lab.demo.config import Job
+from lab.demo.vm import Setting, Vm
 from lab.error import LabError
 
 BALLOON_MIB = 128
@@ -42,26 +43,16 @@ def main() -> int:
     """Run the cases; what failed stands in the file, too."""
     job, path = Job.load(Path(sys.argv[1])), Path(sys.argv[2])
     report = Report(kvm.has_parameter())
-    try:
+
+    def cases() -> Iterator[Case]:
         for name in sys.argv[3:]:
             side, _, backend = name.partition(":")
             print(f"assigned: {side}, {backend}", flush=True)
             report.cases.append(case := Case(backend, side))
-            _run(job, case)
-            report.save(path)
-    except (LabError, OSError) as error:
-        report.error = f"{type(error).__name__}: {error}"
-        report.console = error.console if isinstance(error, VmError) else ""
-    report.save(path)
-    return 1 if report.error else 0
+            guests.live(job, side, backend, lambda at, case=case: _live(at, case))
+            yield case
 
-
-def _run(job: Job, case: Case) -> None:
-    side = Side(case.side, parameter=case.side == ON)
-    kvm.set_parameter(on=side.parameter)
-    with tempfile.TemporaryDirectory() as name, retry.no_complaint(Path(name)):
-        at = Setting(job, side, case.backend, Path(), Path(name), Progress())
-        asyncio.run(_live(at, case))
+    return report.fill(path, cases())
 
 
 async def _live(at: Setting, case: Case) -> None:
@@ -78,9 +69,8 @@ async def _live(at: Setting, case: Case) -> None:
         ram = Memory(vm.pid, await _address(vm) + _SKIPPED, (at.job.mem_mib << 20) - _SKIPPED)
         case.pages = ram.size // memory.PAGE
         life = Life(vm, case)
-        if case.side == ON:
-            await life.mapped_ahead()
-        case.mapped_ahead = life.mapped()
+        on = case.side == guests.ON
+        case.mapped_ahead = await guests.mapped_ahead(vm, case.pages, SECONDS, on=on)
         await vm.do("cont")
         async with life:
             await life.more_rounds(1, BOOT_SECONDS)
@@ -118,20 +108,6 @@ class Life:
         with suppress(asyncio.CancelledError):
             await self._task
 
-    def mapped(self) -> int:
-        """Return how many pages of 4 KiB stage 2 maps."""
-        return kvm.pages(self.files)
-
-    async def mapped_ahead(self) -> None:
-        """Wait until all of memory is mapped, before a vCPU has run."""
-        try:
-            async with asyncio.timeout(SECONDS):
-                while self.mapped() < self._case.pages:
-                    await asyncio.sleep(_SAMPLE)
-        except TimeoutError:
-            what = f"{self.mapped()} of {self._case.pages} pages are mapped ahead"
-            raise self.vm.error(what) from None
-
     async def more_rounds(self, count: int, seconds: float = SECONDS) -> None:
         """Wait until so many rounds have ended that begin from now on."""
         # One is at work.
@@ -144,7 +120,7 @@ class Life:
 
     def heard(self, text: str) -> bool:
         """Return True; what the guest can't do is an error."""
-        if told := words.failure(text):
+        if told := guests.failure(text, "drive"):
             raise self.vm.error(told)
         return True
 
@@ -157,7 +133,7 @@ class Life:
             await asyncio.sleep(_SAMPLE)
 
     def _sample(self) -> None:
-        mapped = self.mapped()
+        mapped = kvm.pages(self.files)
         self._least = mapped if self._least < 0 else min(self._least, mapped)
 
     def _end(self, each: Round) -> None:

@@ -6,8 +6,9 @@ while they are pinned, a balloon that takes none of them, a memslot whose remova
 
 from collections.abc import Iterator, Sequence
 
-from lab.check.assigned.config import OFF, ON, Case, Report, Round
-from lab.check.outcome import Outcome, State, tail
+from lab.check.assigned.config import Case, Report, Round
+from lab.check.guests import OFF, ON, Promise
+from lab.check.outcome import Outcome
 
 BALLOON = 128 << 20 >> 12
 """Pages that the guest gives up, and then its host has no more."""
@@ -23,31 +24,16 @@ _TOGGLES = 10
 def judge(report: Report, wanted: Sequence[str]) -> list[Outcome]:
     """Return what came of each promise, in each of the `wanted` cases, e.g. `on:memfd`."""
     cases = {f"{case.side}:{case.backend}": case for case in report.cases}
-    outcomes = []
-    for name in wanted:
-        case = cases.get(name)
-        if not case or not case.at_end:
-            why = report.error if case or not outcomes else "was not begun"
-            outcomes.append(_failed(name, why or "did not end", report.console))
-            continue
-        outcomes += (_outcome(name, *promise) for promise in _promises(case))
+
+    def promises(case: Case) -> Iterator[Promise]:
+        yield from _promises(case)
         if case.side == ON and (off := cases.get(f"{OFF}:{case.backend}")):
-            outcomes.append(_outcome(name, *_faults(case, off)))
-    if report.error and not any(each.state is State.FAILED for each in outcomes):
-        outcomes.append(_failed("the end", report.error, report.console))
-    return outcomes
+            yield _faults(case, off)
+
+    return report.judge({name: cases.get(name) for name in wanted}, promises)
 
 
-def _failed(name: str, why: str, console: str = "") -> Outcome:
-    return Outcome(name, State.FAILED, reason=why, output=tail(console))
-
-
-def _outcome(name: str, what: str, kept: bool, found: str) -> Outcome:
-    return Outcome(f"{name}: {what}", State.PASSED if kept else State.FAILED, reason=found)
-
-
-def _promises(case: Case) -> Iterator[tuple[str, bool, str]]:
-    """Return each: in words, whether it was kept, what was found."""
+def _promises(case: Case) -> Iterator[Promise]:
     attached, unplugged = case.attached, case.unplugged
     by_drive = [each for each in case.rounds if each.drive]
     by_cpu = [each for each in case.rounds if not each.drive]
@@ -98,35 +84,30 @@ def _data(rounds: Sequence[Round]) -> tuple[bool, str]:
     return mib > 0 and not wrong and len(kinds) == 2, found
 
 
-def _toggled(rounds: Sequence[Round]) -> list[Round]:
-    return [each for each in rounds if each.toggles >= _TOGGLES]
-
-
-def _still(rounds: Sequence[Round]) -> list[Round]:
-    """Return those without: one that was under way may still be counted."""
-    return [each for each in rounds if each.toggles < _TOGGLES]
-
-
 def _zaps_all(case: Case, rounds: Sequence[Round]) -> tuple[bool, str]:
     """Whether at some time in a round with many removals next to nothing was mapped."""
-    seen = [each.least_mapped for each in _toggled(rounds)]
+    seen = [each.least_mapped for each in rounds if each.toggles >= _TOGGLES]
     found = f"{min(seen, default=-1)} pages are mapped at least, of {case.pages}"
     return bool(seen) and min(seen) < case.pages // _SHARE, found
 
 
 def _keeps(case: Case, rounds: Sequence[Round]) -> tuple[bool, str]:
     # The host zaps, too, in some rounds, but not in all.
-    seen = [each.least_mapped for each in _toggled(rounds)]
+    seen = [each.least_mapped for each in rounds if each.toggles >= _TOGGLES]
     found = f"{max(seen, default=-1)} pages stay mapped, of {case.pages}"
     return bool(seen) and max(seen) >= case.pages // _SHARE, found
 
 
 def _quiet(case: Case) -> int:
-    """Return the stage-2 faults of rounds in which no memslot comes or goes."""
-    return sum(each.faults for each in _still(case.rounds[1:]) if each.drive)
+    """Return the stage-2 faults of rounds in which no memslot comes or goes.
+
+    One that was under way may still be counted.
+    """
+    rounds = (each for each in case.rounds[1:] if each.drive and each.toggles < _TOGGLES)
+    return sum(each.faults for each in rounds)
 
 
-def _faults(on: Case, off: Case) -> tuple[str, bool, str]:
+def _faults(on: Case, off: Case) -> Promise:
     ours, others = _quiet(on), _quiet(off)
     return "fewer faults than off", ours < others, f"{ours}, off {others}"
 

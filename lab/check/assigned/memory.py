@@ -38,19 +38,18 @@ class Memory:
         with Path(f"/proc/{self.pid}/mem").open("rb", buffering=0) as memory:
             for at in range(0, self.size, _CHUNK):
                 os.pread(memory.fileno(), min(_CHUNK, self.size - at), self.address + at)
-        entries = array("Q")
-        with Path(f"/proc/{self.pid}/pagemap").open("rb") as pagemap:
-            pagemap.seek(self.address // PAGE * 8)
-            entries.frombytes(pagemap.read(self.size // PAGE * 8))
-        return [e & _FRAME if e & _PRESENT else -1 for e in entries]
+        return [e & _FRAME if e & _PRESENT else -1 for e in self._entries()]
 
     def present(self) -> int:
         """Return how many of its pages are there, and leave it at that."""
+        return sum(bool(entry & _PRESENT) for entry in self._entries())
+
+    def _entries(self) -> array:
         entries = array("Q")
         with Path(f"/proc/{self.pid}/pagemap").open("rb") as pagemap:
             pagemap.seek(self.address // PAGE * 8)
             entries.frombytes(pagemap.read(self.size // PAGE * 8))
-        return sum(bool(entry & _PRESENT) for entry in entries)
+        return entries
 
 
 def locked_kib(pid: int) -> int:

@@ -7,7 +7,6 @@ from lab.check.assigned.config import Round
 _ROUND = re.compile(
     r"^drive: round (\d+) by (drive|cpu) toggles (\d+) bytes (\d+) mismatches (\d+)\r?\n", re.M
 )
-_FAILED = re.compile(r"^drive: (FAILED .*?)\s*$", re.M)
 
 
 def rounds(console: str) -> list[Round]:
@@ -16,12 +15,6 @@ def rounds(console: str) -> list[Round]:
         Round(int(number), by == "drive", int(toggles), int(size) >> 20, int(wrong))
         for number, by, toggles, size, wrong in _ROUND.findall(console)
     ]
-
-
-def failure(console: str) -> str:
-    """Return what the guest could not do; "" is nothing."""
-    found = _FAILED.search(console)
-    return found[1] if found else ""
 
 
 def gone(console: str) -> bool:

@@ -10,15 +10,13 @@ import argparse
 
 from lab import shell
 from lab.check import guests, report
+from lab.check.guests import ON, STOCK
 from lab.check.nvdimm import judge
-from lab.check.nvdimm.config import KINDS, ON, STOCK, Report
+from lab.check.nvdimm.config import KINDS, Report
 from lab.check.report import Part
-from lab.demo import guest
-from lab.demo.config import Job
-from lab.machine import npt, params
+from lab.machine import npt
 from lab.make import modules
 from lab.paths import BUILD, ROOT
-from lab.source import debian
 
 _MEM_MIB = 256
 _DIRECTORY = BUILD / "nvdimm"
@@ -48,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _guests(side: str, stock: Report | None) -> tuple[Part, Report]:
     job, path = _DIRECTORY / "job.json", _DIRECTORY / f"{side}.json"
-    _job().save(job)
+    guests.job(_DIRECTORY, _SOURCE, _DRIVERS, _MEM_MIB).save(job)
     path.unlink(missing_ok=True)
     part = guests.run(
         f"guests with an NVDIMM, {side}",
@@ -61,17 +59,3 @@ def _guests(side: str, stock: Report | None) -> tuple[Part, Report]:
     found = Report.load(path) if path.exists() else Report(error="no guest was started")
     part.outcomes += judge.judge(found, side, stock)
     return part, found
-
-
-def _job() -> Job:
-    _DIRECTORY.mkdir(parents=True, exist_ok=True)
-    kernel = debian.kernel()
-    return Job(
-        mode="nvdimm",
-        backends=[],
-        mem_mib=_MEM_MIB,
-        runs=1,
-        kernel=str(kernel.image),
-        initramfs=str(guest.build(_DIRECTORY / "guest", _SOURCE, params.all_needed(_DRIVERS))),
-        qemu="qemu-system-x86_64",
-    )

@@ -7,7 +7,6 @@ from typing import Self
 
 from lab.check.guests import Told
 
-STOCK, ON = "stock", "on"
 KINDS = ("dax", "unsynced", "devdax", "file")
 """What the NVDIMM is on the host: a file of a file system with DAX, the same with nobody ever
 syncing anything but by MAP_SYNC, a device that is all DAX, or an ordinary file, in the page
@@ -43,6 +42,11 @@ class Case:
 
     left: dict[int, int] = field(default_factory=dict)
     """After the power cut: how many pages were as that round has left them; -1 is none."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether that is all."""
+        return bool(self.left)
 
 
 @dataclass

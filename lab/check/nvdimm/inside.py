@@ -10,16 +10,17 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
 
-from lab.check.nvdimm.config import KINDS, LAST, ON, Case, Report
-from lab.demo import kvm, retry
-from lab.demo.config import Job, Side
-from lab.demo.vm import Progress, Setting, Vm, VmError
+from lab.check import guests
+from lab.check.nvdimm.config import KINDS, LAST, Case, Report
+from lab.demo import kvm
+from lab.demo.config import Job
+from lab.demo.vm import Setting, Vm
 from lab.error import LabError
 
 SIZE = 64 << 20
@@ -36,7 +37,6 @@ _SHUTDOWN, _NO_LOG_FLUSH = 0x8004587D, 2
 """_IOR('X', 125, __u32) of XFS, and its way to stop at once, as if the power were cut."""
 
 _ROUND = re.compile(r"^nvdimm: round (\d+) mismatches (\d+)\r?\n", re.M)
-_FAILED = re.compile(r"^nvdimm: (FAILED .*?)\s*$", re.M)
 
 
 class Guest(Vm):
@@ -53,19 +53,16 @@ def main() -> int:
     # Nothing is to reach the medium but what somebody asks for.
     for name, value in (("dirty_writeback_centisecs", 0), ("dirty_background_ratio", 90)):
         Path("/proc/sys/vm", name).write_text(f"{value}")
-    kvm.set_parameter(on=side == ON)
-    try:
+
+    def cases() -> Iterator[Case]:
         for kind in KINDS:
             print(f"nvdimm: {kind}, {side}", flush=True)
             report.cases.append(case := Case(kind, side, pages=SIZE // PAGE - 1))
-            report.save(path)
+            yield case
             _run(job, case)
-            report.save(path)
-    except Exception as error:  # whatever it is, the host tells of it
-        report.error = f"{type(error).__name__}: {error}"
-        report.console = error.console if isinstance(error, VmError) else ""
-    report.save(path)
-    return 1 if report.error else 0
+            yield case
+
+    return report.fill(path, cases())
 
 
 def _run(job: Job, case: Case) -> None:
@@ -78,14 +75,15 @@ def _run(job: Job, case: Case) -> None:
     _fill(_mapped(place))
     if case.kind in _SYNCED:
         os.sync()
-    with tempfile.TemporaryDirectory() as name, retry.no_complaint(Path(name)):
-        side = Side(case.side, parameter=case.side == ON)
-        at = Setting(job, side, "anon", Path(), Path(name), Progress())
-        asyncio.run(_live(at, case, place))
+
+    async def life(at: Setting) -> None:
+        await _live(at, case, place)
         if case.kind != "devdax":
             _cut()
             _mount(dax="never")
         at.progress.now("QEMU is gone, and power, if it can be cut; what is left?")
+
+    guests.live(job, case.side, "anon", life)
     case.left = _left(_mapped(place))
 
 
@@ -139,27 +137,14 @@ async def _live(at: Setting, case: Case, place: Path) -> None:
         "-device=nvdimm,memdev=nvdimm,id=nvdimm0",
     )
     async with Guest("guest", at, *more) as vm:
-        files = kvm.files(vm.pid)
-        if case.side == ON:
-            await _wait_for_all(vm, case)
-        case.mapped_ahead = kvm.pages(files)
+        on = case.side == guests.ON
+        case.mapped_ahead = await guests.mapped_ahead(vm, case.pages, SECONDS, on=on)
         await vm.do("cont")
         await vm.said("it has no NVDIMM", _up, BOOT_SECONDS)
         at.progress.now("the guest is up")
         await _rounds(vm, case, place, _mapped(place))
         told = _ROUND.findall(vm.text())
         case.mismatches = [int(wrong) for _, wrong in told]
-
-
-async def _wait_for_all(vm: Vm, case: Case) -> None:
-    """Wait until the NVDIMM is mapped, before a vCPU has run."""
-    files = kvm.files(vm.pid)
-    try:
-        async with asyncio.timeout(SECONDS):
-            while kvm.pages(files) < case.pages:
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise vm.error(f"{kvm.pages(files)} of {case.pages} pages are mapped") from None
 
 
 async def _rounds(vm: Vm, case: Case, place: Path, words: numpy.ndarray) -> None:
@@ -218,8 +203,8 @@ def _sync_once(place: Path) -> None:
 
 def _up(text: str) -> bool:
     """Return whether the guest has its NVDIMM; what it can't do is an error."""
-    if told := _FAILED.search(text):
-        raise LabError(f"the guest: {told[1]}")
+    if told := guests.failure(text, "nvdimm"):
+        raise LabError(f"the guest: {told}")
     return "nvdimm: up" in text
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from lab.check.nvdimm.config import KINDS, LAST, ON, Case, Report
-from lab.check.outcome import Outcome, State, tail
+from lab.check.guests import ON, Promise
+from lab.check.nvdimm.config import KINDS, LAST, Case, Report
+from lab.check.outcome import Outcome
 
 _WANTED = {
     "dax": "after a power cut, all that the guest wrote is in the file",
@@ -21,28 +22,11 @@ def judge(report: Report, side: str, stock: Report | None) -> list[Outcome]:
     """Return what came of each promise; `stock` is what has run without the series, if any."""
     cases = {case.kind: case for case in report.cases}
     others = {case.kind: case for case in stock.cases} if stock else {}
-    outcomes = []
-    for kind in KINDS:
-        case = cases.get(kind)
-        if not case or not case.left:
-            why = report.error if case or not outcomes else "was not begun"
-            reason = why or "did not end"
-            outcomes.append(
-                Outcome(
-                    f"{kind}, {side}", State.FAILED, reason=reason, output=tail(report.console)
-                )
-            )
-            continue
-        for what, kept, found in _promises(case, others.get(kind)):
-            state = State.PASSED if kept else State.FAILED
-            outcomes.append(Outcome(f"{kind}, {side}: {what}", state, reason=found))
-    if report.error and not any(each.state is State.FAILED for each in outcomes):
-        outcomes.append(Outcome(f"the end, {side}", State.FAILED, reason=report.error))
-    return outcomes
+    wanted = {f"{kind}, {side}": cases.get(kind) for kind in KINDS}
+    return report.judge(wanted, lambda case: _promises(case, others.get(case.kind)))
 
 
-def _promises(case: Case, stock: Case | None) -> Iterator[tuple[str, bool, str]]:
-    """Return each: in words, whether it was kept, what was found."""
+def _promises(case: Case, stock: Case | None) -> Iterator[Promise]:
     wrong = case.mismatches
     yield (
         "the guest reads what the host has written, and then what it wrote itself",
