@@ -125,7 +125,7 @@ WHATS: dict[str, dict[str, tuple[Configure, Target, str]]] = {
         "races": (stress.configure_races, stress.races, "search for races on EPT"),
         "fuzz": (stress.configure_fuzz, stress.fuzz, "hand random arguments to the ioctls"),
         "package": (package.configure, package.run, "install, use, remove it on Debian"),
-        "qemu": (qtest.configure, qtest.run, "run QEMU's tests of integration/qemu"),
+        "qemu": (_plain, qtest.run, "run QEMU's tests of integration/qemu"),
         "assigned": (assigned.configure, assigned.run, "run guests with an assigned drive"),
         "nvdimm": (nvdimm.configure, nvdimm.run, "run guests with an NVDIMM, cut the power"),
         "rust": (rust.configure, rust.run, "run the crate, its examples, a C program"),
@@ -201,9 +201,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     whose.add_argument("--stock", action="store_true", help="the distribution's KVM")
     whose.add_argument("--checked", action="store_true", help="ours with assertions")
     command.add_argument("--timeout", type=float, default=600, help="seconds, with the boot")
-    command.add_argument(
-        "--backend", choices=("npt", "ept"), default="npt", help="AMD or Intel"
-    )
+    command.add_argument("--backend", choices=debug.BACKENDS, default="npt")
     ept.add_quantum(command)
     npt.add_machine(command)
     command.add_argument("cmd", help="shell command; runs as root in the repository's root")

@@ -119,7 +119,7 @@ def test_a_case(change: Callable[[Case], object], wanted: list[str]) -> None:
 def test_stock() -> None:
     """It may map nothing ahead."""
     case = a_case(STOCK)
-    assert failed(judge.judge(Report(False, [case]), OF_STOCK)) == []
+    assert failed(judge.judge(Report(cases=[case]), OF_STOCK)) == []
     assert failed(judge.judge(Report(cases=[case], error="no space"), OF_STOCK)) == ["the end"]
     case.at_end["tdp_populated_2m"] = 1
     wanted = ["stock:memfd: nothing is mapped ahead"]
@@ -135,6 +135,6 @@ def test_a_case_that_is_not_there_or_did_not_end() -> None:
 
 
 def test_a_report_is_saved_as_it_is(tmp_path: Path) -> None:
-    report = Report(False, [a_case(ON)], error="why", console="last words")
+    report = Report(cases=[a_case(ON)], error="why", console="last words")
     report.save(tmp_path / "report.json")
     assert Report.load(tmp_path / "report.json") == report

@@ -97,6 +97,7 @@ def test_a_machine_that_stood_still(
     Demo("precopy", 512, cases=[_case("off")] * done).save(result)
     monkeypatch.setattr(sys, "argv", ["", str(job), str(result)])
     monkeypatch.setattr(inside, "_run", lambda *_: None)
+    monkeypatch.setattr(kvm, "has_parameter", lambda: True)
     with mock.patch("lab.shell.output", return_value="QEMU"):
         assert inside.main() == done
     demo = Demo.load(result)
@@ -157,7 +158,7 @@ def test_a_patched_qemu_that_tells_kvm_nothing_misses_its_target(
 
 def test_status() -> None:
     """Of the command: that of the machine if all targets are met."""
-    args = mock.Mock(mem=512, runs=1, stock=True, qemu="", dirty_ring=0)
+    args = mock.Mock(mem=512, runs=1, qemu="", dirty_ring=0)
     for faults, ran, status in ((2, 0, 0), (2, 97, 97), (3, 0, 1)):
         demo = Demo("precopy", 512, cases=[_case("off", 200), _case("on", faults)])
         with (
@@ -166,6 +167,7 @@ def test_status() -> None:
             mock.patch.object(cli, "_result_of", return_value=demo),
             mock.patch.object(shutil, "which", return_value="there"),
             mock.patch("lab.machine.npt.command") as command,
+            mock.patch("lab.make.modules.build"),
         ):
             command.return_value.status = ran
             assert cli.run(args) == status

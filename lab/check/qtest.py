@@ -26,13 +26,7 @@ _HINT = re.compile(r"^kvm_populate gpa .* ret 0$")
 _SILENT = {True: "is not there", False: "did not end, or was not run"}
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    text = "Debian's KVM: no test is there then, so all fail"
-    parser.add_argument("--stock", action="store_true", help=text)
-
-
-def run(args: argparse.Namespace) -> int:
+def run(_: argparse.Namespace) -> int:
     """Run the tests and show what came of them; 1 if one failed, or was not run."""
     qemu.build()
     modules.build()
@@ -47,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     line = f"cd /tmp && QTEST_QEMU_BINARY={shlex.quote(str(script))}"
     line += f" exec {shlex.quote(str(qemu.TESTS))} --full --tap -p /x86_64{GROUP}"
     command = Command(line, "migration-test", _SECONDS)
-    done = npt.run([command], stock=args.stock, timeout=npt.BOOT_SECONDS + _SECONDS)
+    done = npt.run([command], timeout=npt.BOOT_SECONDS + _SECONDS)
     part = Part("QEMU's migration-test")
     for result in done.results:
         part.outcomes.append(judge(command.name, result, done.died))

@@ -1,21 +1,18 @@
-"""Run the series' randomised tests for as long as one likes, with assertions.
+"""Run the series' randomised tests for as long as one likes: on NPT, with assertions.
 
-On NPT; or on Bochs, whose CPUs take turns: what it does is the same for the same seed.
+A search for races is on Bochs, whose CPUs take turns: what they do is the same for a seed.
 """
 
 import argparse
 import secrets
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lab.check import broken, report
 from lab.check.outcome import State, tail
-from lab.error import LabError
 from lab.machine import ept, npt
-from lab.machine.result import Command, Run
+from lab.machine.result import Command
 from lab.make import modules, selftests
 from lab.paths import SELFTESTS
 from lab.shell import console, locked
@@ -29,7 +26,6 @@ _MACHINES = {
 """Of npt.MACHINES, one after the other: 4 levels allow of layouts of memslots that the others
 can't have; four CPUs, where the host has less, are interrupted anywhere."""
 
-_EPT = "ept"
 _EPT_BOOT = 600
 _EPT_TIMES = 200
 """Seconds that a boot of Bochs takes, and one of its own, at most: with four CPUs; 25 with two
@@ -110,31 +106,17 @@ def _race(
         kvm = broken.build(entry, broken.DIRECTORY / "races")
         options = {"kvm": kvm, "checked": bool(entry.checked)}
     for seed, cpus, quantum in cases:
-        turns = {"cpus": cpus, "quantum": quantum}
-        line = f"{broken.PANIC}\n{_program('churn')} -t {seconds} -s {seed:#x}"
-        done = _on_bochs(line, "churn", seconds, **turns, **options)
+        program = _program("churn")
+        line = f"{broken.PANIC}\n{program} -t {seconds} -s {seed:#x}"
+        options["timeout"] = _EPT_BOOT + _EPT_TIMES * seconds
+        options |= {"cpus": cpus, "quantum": quantum}
+        done = ept.run([Command(line, "churn")], [program], "global_tdp=1", **options)
         if done.status:
             told = done.splats or [tail(result.output) for result in done.results]
-            again = f"{_words(cpus, quantum)} --seconds {seconds} --seed {seed:#x}"
+            turns = f"--cpus {cpus}" * bool(cpus) + f" --quantum {quantum}" * bool(quantum)
+            again = f"{turns} --seconds {seconds} --seed {seed:#x}"
             return f"{again}: {told[0] if told else done.died}"
     return ""
-
-
-def _words(cpus: int, quantum: int | None) -> str:
-    """Return the options that choose CPUs."""
-    return f"--cpus {cpus}" * bool(cpus) + f" --quantum {quantum}" * bool(quantum)
-
-
-def _on_bochs(
-    line: str,
-    test: str,
-    seconds: float,
-    params: str = "global_tdp=1",
-    **options: Any,  # noqa: ANN401
-) -> Run:
-    """Run a command with a test that takes so many seconds of the machine."""
-    options["timeout"] = _EPT_BOOT + _EPT_TIMES * seconds
-    return ept.run([Command(line, test)], [_program(test)], params, **options)
 
 
 def _program(test: str) -> Path:
@@ -153,18 +135,11 @@ def _number(text: str) -> int:
 
 def _configure(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=_seed, help="of an earlier run")
-    command.add_argument("--params", default="global_tdp=1", help="of kvm.ko")
-    command.add_argument("--cpus", type=_number, default=0, help="of the emulated machine")
-    ept.add_quantum(command)
-    npt.add_machine(command, default=None, more=(_EPT,))
+    npt.add_machine(command, default=None)
 
 
 def _run_all(args: argparse.Namespace, test: str, option: str, unit: str, each: float) -> int:
     """Share units out among the machines; `each` is what one may take, in seconds."""
-    if args.machine == _EPT:
-        ept.check(args.cpus, args.quantum)
-    elif args.quantum is not None:
-        raise LabError("--quantum is of EPT: add --machine ept")
     modules.build(checked=True)
     selftests.build()
     machines = [args.machine] if args.machine else _MACHINES[test]
@@ -172,23 +147,16 @@ def _run_all(args: argparse.Namespace, test: str, option: str, unit: str, each: 
     seed = secrets.randbits(31) if args.seed is None else args.seed
     states = []
     for machine in machines:
-        again = f"--machine {machine} --seed {seed:#x} {_words(args.cpus, args.quantum)}"
+        again = f"--machine {machine} --seed {seed:#x}"
         print(f"{test}: {share} {unit}, {again}", flush=True)
-        line = f"{_program(test)} {option} {share} -s {seed:#x}"
-        if machine == _EPT:
-            options = {"cpus": args.cpus, "quantum": args.quantum, "params": args.params}
-            options |= {"checked": True, "live": sys.stdout.buffer}
-            status = _on_bochs(line, test, share * each, **options).status
-        else:
-            status = npt.command(
-                line,
-                cpus=args.cpus,
-                params=args.params,
-                machine=machine,
-                checked=True,
-                swap=True,
-                timeout=share * each + npt.BOOT_SECONDS,
-            ).status
+        status = npt.command(
+            f"{_program(test)} {option} {share} -s {seed:#x}",
+            params="global_tdp=1",
+            machine=machine,
+            checked=True,
+            swap=True,
+            timeout=share * each + npt.BOOT_SECONDS,
+        ).status
         states.append(State.FAILED if status else State.PASSED)
         verdict = "passed" if status == 0 else f"failed, status {status}"
         print(f"{test}: {verdict}, {again}")

@@ -4,8 +4,6 @@ import argparse
 import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Sequence
 
 from lab import shell
 from lab.demo import guest, plot, report
@@ -52,7 +50,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--toggle", action="store_true", help=text)
     text = f"have each vCPU tell of what is dirty in a ring; 2^n, {min(RINGS)} to {max(RINGS)}"
     parser.add_argument("--dirty-ring", type=int, default=0, metavar="ENTRIES", help=text)
-    parser.add_argument("--stock", action="store_true", help="Debian's KVM in both columns")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
     handed_over = HANDED_OVER.get(args.mode)
     if handed_over and args.backend not in ("both", handed_over):
         raise LabError(f"--backend: {args.mode} hands over a {handed_over}, and nothing else")
-    if args.stock and args.qemu:
-        raise LabError("--stock: Debian's KVM has nothing that --qemu could turn on")
     for program in (QEMU, "qemu-img", "gcc", "cpio"):
         if not shutil.which(program):
             raise LabError(f"{program} is not installed: rm build/.setup, then run make again")
@@ -78,48 +73,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if not args.stock:
-        modules.build()
+    modules.build()
     job = _job(args)
     cases = len(job.sides) * len(job.backends) * job.runs
     status = npt.command(
         _command(job),
         mem=f"{3 * args.mem + _LAB_MIB}M",
-        stock=args.stock,
         timeout=_BOOT_SECONDS + _CASE_SECONDS * cases,
         tries=3,
     ).status
     demo = _result_of(job.name, cases)
-    if not (args.stock or demo.has_parameter):
-        raise LabError("the KVM in the lab machine has no global_tdp: make modules")
     met = report.show(demo)
     _draw(demo, job.name)
     return status if met else 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo from a command line of its own."""
-    parser = argparse.ArgumentParser(prog="python -m lab.demo.cli", description=__doc__)
-    configure(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except LabError as error:
-        print(f"lab: {error}", file=sys.stderr)
-        return 1
-
-
 def _is_patched(program: str) -> bool:
     """Whether a QEMU knows the property; it asks for that before it asks for KVM."""
-    words = (
-        "-M",
-        "none",
-        "-accel",
-        "kvm,global-tdp=off",
-        "-nodefaults",
-        "-display",
-        "none",
-        "-S",
-    )
+    words = ["-M", "none", "-accel", "kvm,global-tdp=off", "-nodefaults", "-S"]
+    words += ["-display", "none"]
     try:
         done = subprocess.run([program, *words], capture_output=True, timeout=_LOOK_SECONDS)
     except subprocess.TimeoutExpired:
@@ -176,7 +148,3 @@ def _draw(demo: Demo, name: str) -> None:
     picture, samples = (DIRECTORY / f"{name}.{kind}" for kind in ("png", "json"))
     plot.draw(demo, picture)
     print(f"figure: {picture.relative_to(ROOT)}; samples: {samples.relative_to(ROOT)}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

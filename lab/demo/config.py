@@ -155,9 +155,6 @@ class Demo:
     how: str = ""
     """As Job.how."""
 
-    has_parameter: bool = True
-    """False: this kvm.ko has no global_tdp, all sides are stock."""
-
     cases: list[Case] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     """Cases that were run again, and why."""

@@ -43,7 +43,8 @@ def main() -> int:
     try:
         demo.save(path)
         demo.qemu = shell.output(job.patched or job.qemu, "--version").splitlines()[0]
-        demo.has_parameter = kvm.has_parameter()
+        if not kvm.has_parameter():
+            raise LabError("the KVM in the lab machine has no global_tdp: make modules")
         with tempfile.TemporaryDirectory() as directory:
             _run(job, demo, path, Path(directory))
     except (LabError, OSError) as error:

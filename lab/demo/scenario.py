@@ -5,6 +5,8 @@ The guest is booted once, and stored: each case begins with it as it was then.
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +73,17 @@ async def run(at: Setting, case: Case) -> None:
         case.sec_pagetables_kib -= before
 
 
+async def _started(at: Setting, source: Vm) -> None:
+    await _load(source, _uri(at, "cat"))
+    at.progress.now("the stored guest runs")
+    await _enable(source, at)
+
+
 async def _migrate(at: Setting, case: Case) -> None:
     async with Vm("destination", at, _WAITS) as destination:
         async with Vm("source", at, _WAITS) as source:
-            await _load(source, _uri(at, "cat"))
-            at.progress.now("the stored guest runs")
-            for vm in (source, destination):
-                await _enable(vm, at)
+            await _started(at, source)
+            await _enable(destination, at)
             path = f"unix:{at.directory / 'migration'}"
             await destination.do("migrate_incoming", uri=path)
             async with Watch(destination) as watch:
@@ -88,7 +94,7 @@ async def _migrate(at: Setting, case: Case) -> None:
                     why = f"{gone}; {destination.last_words()}"
                     raise QemuGoneError(why, gone.console) from gone
                 at.progress.now("migrated")
-                await _look(case, destination, watch, toggle=at.job.toggle)
+                await _look(case, destination, watch)
         case.sec_pagetables_kib = kvm.sec_pagetables_kib()
 
 
@@ -96,16 +102,12 @@ async def _hand_over(at: Setting, case: Case) -> None:
     """End one QEMU and have another go on with the file that is the guest's memory."""
     path = f"file:{at.directory / 'migration'}"
     async with Vm("source", at, _WAITS) as source:
-        await _load(source, _uri(at, "cat"))
-        at.progress.now("the stored guest runs")
-        await _enable(source, at)
+        await _started(at, source)
         case.migration = _without_downtime(await _send(source, at, path))
     async with Vm("destination", at, _WAITS) as destination:
         await _enable(destination, at)
-        async with Watch(destination) as watch:
+        async with _watched(case, destination):
             await destination.do("migrate_incoming", uri=path)
-            await _look(case, destination, watch, toggle=at.job.toggle)
-        case.sec_pagetables_kib = kvm.sec_pagetables_kib()
 
 
 async def _transfer(at: Setting, case: Case) -> None:
@@ -113,9 +115,7 @@ async def _transfer(at: Setting, case: Case) -> None:
     channels = [_channel(kind, at) for kind in ("main", "cpr")]
     incoming = [f"-incoming={json.dumps(channel)}" for channel in channels]
     async with Vm("source", at, _WAITS) as source:
-        await _load(source, _uri(at, "cat"))
-        at.progress.now("the stored guest runs")
-        await _enable(source, at)
+        await _started(at, source)
         try:
             # The other one does not speak before it has been sent the memfd.
             async with asyncio.TaskGroup() as group:
@@ -123,10 +123,8 @@ async def _transfer(at: Setting, case: Case) -> None:
                 async with Vm("destination", at, *incoming, "-S") as destination:
                     case.migration = _without_downtime(await sent)
                     await source.end()
-                    async with Watch(destination) as watch:
+                    async with _watched(case, destination):
                         await _go_on(destination)
-                        await _look(case, destination, watch, toggle=at.job.toggle)
-                    case.sec_pagetables_kib = kvm.sec_pagetables_kib()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -155,18 +153,14 @@ def _channel(kind: str, at: Setting) -> dict[str, Any]:
 
 async def _restore(at: Setting, case: Case) -> None:
     """Have the destination itself read what was stored."""
-    more = [*_drive(at), "-S", f"-loadvm={_SNAPSHOT}"]
-    if at.job.mode == "mapped-ram":
-        more = ["-incoming=defer"]
-    async with Vm("destination", at, *more) as destination:
-        async with Watch(destination) as watch:
-            if at.job.mode == "mapped-ram":
-                await _enable(destination, at)
-                await _load(destination, _uri(at, "cat"))
-            else:
-                await destination.do("cont")
-            await _look(case, destination, watch, toggle=at.job.toggle)
-        case.sec_pagetables_kib = kvm.sec_pagetables_kib()
+    mapped = at.job.mode == "mapped-ram"
+    more = [_WAITS] if mapped else [*_drive(at), "-S", f"-loadvm={_SNAPSHOT}"]
+    async with Vm("destination", at, *more) as destination, _watched(case, destination):
+        if mapped:
+            await _enable(destination, at)
+            await _load(destination, _uri(at, "cat"))
+        else:
+            await destination.do("cont")
 
 
 def _drive(at: Setting) -> list[str]:
@@ -242,7 +236,16 @@ async def _send(
     )
 
 
-async def _look(case: Case, destination: Vm, watch: Watch, *, toggle: bool) -> None:
+@asynccontextmanager
+async def _watched(case: Case, destination: Vm) -> AsyncIterator[None]:
+    """Watch the only guest that there is while it is made to go on, and look at it then."""
+    async with Watch(destination) as watch:
+        yield
+        await _look(case, destination, watch)
+    case.sec_pagetables_kib = kvm.sec_pagetables_kib()
+
+
+async def _look(case: Case, destination: Vm, watch: Watch) -> None:
     """Count for the window, then see that the guest goes on and lost nothing."""
     await watch.finish()
     case.at_resume, case.at_end = watch.at_resume(), watch.at_end
@@ -256,7 +259,7 @@ async def _look(case: Case, destination: Vm, watch: Watch, *, toggle: bool) -> N
     case.pages, case.mismatches = found.pages, found.mismatches
     if destination.patched:
         case.hints = destination.hints()
-    if toggle:
+    if destination.toggle:
         what = "no memslot comes and goes"
         await destination.said(what, stamps.toggled, VERIFY_SECONDS)
     status = await destination.do("query_status")

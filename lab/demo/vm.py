@@ -95,6 +95,7 @@ class Vm:
         job = setting.job
         self.mem_mib = job.mem_mib
         self.patched = setting.side.patched
+        self.toggle = job.toggle
         options = [*_options(setting), f"-serial=file:{self.console}", *more]
         self._traces = setting.directory / f"{name}.traces"
         if self.patched:

@@ -52,7 +52,7 @@ _QUANTUM = 16
 """Bochs' default."""
 
 _SETTINGS = """\
-megs: {mem}
+megs: 2048
 cpu: count={cpus}:1:1, quantum={quantum}, model=corei7_skylake_x, ips=50000000
 clock: sync=none
 romimage: file={shared}/bochs/BIOS-bochs-latest
@@ -83,7 +83,6 @@ def run(
     kvm: Path | None = None,
     image: Path | None = None,
     timeout: float = 1800,
-    mem: int = 2048,
     cpus: int = 0,
     quantum: int | None = None,
     live: IO[bytes] | None = None,
@@ -91,7 +90,7 @@ def run(
 ) -> Run:
     """Boot once, load KVM, run `commands`, and return what came of them.
 
-    `programs` are static. `mem` is in MiB; a command's limit is in seconds of the machine, of
+    `programs` are static. A command's limit is in seconds of the machine, of
     which one takes up to eight, or 25 with two CPUs and a quantum of 3. `cpus` and `quantum`
     are as check() wants them. The rest is as in lab.machine.npt.
     """
@@ -106,7 +105,7 @@ def run(
     kernel = image or debian.kernel().image
     disk.make_iso(directory / "disc.iso", kernel, directory / "initrd", given)
     turns = {"cpus": cpus or 1, "quantum": quantum or _QUANTUM}
-    (directory / "bochsrc").write_text(_SETTINGS.format(mem=mem, shared=_SHARED, **turns))
+    (directory / "bochsrc").write_text(_SETTINGS.format(shared=_SHARED, **turns))
     (directory / "debugger").write_text("c\n")
     stream = Stream(live, ended)
     _power_on(directory, stream, timeout)

@@ -259,15 +259,11 @@ def command(
     return done
 
 
-def add_machine(
-    command: argparse.ArgumentParser,
-    default: str | None = "default",
-    more: Sequence[str] = (),
-) -> None:
-    """Add the option that chooses one of MACHINES, or of what else there is."""
+def add_machine(command: argparse.ArgumentParser, default: str | None = "default") -> None:
+    """Add the option that chooses one of MACHINES."""
     command.add_argument(
         "--machine",
-        choices=(*MACHINES, *more),
+        choices=MACHINES,
         default=default,
         help="with physical addresses of 52 bits, 4 levels of page tables and a huge page of"
         " 1 GiB, an IOMMU, a drive behind one, 4 CPUs, persistent memory, two nodes, or no PAT",

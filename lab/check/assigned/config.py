@@ -78,7 +78,6 @@ class Case:
 class Report(Told):
     """All cases, or those before the failure."""
 
-    has_parameter: bool = True
     cases: list[Case] = field(default_factory=list)
 
     @classmethod
