@@ -942,7 +942,7 @@ def _vms(*vms: tuple[str, int, dict[str, int]]) -> Files:
     """Return what is told here of some that have Global TDP: a name, threads, statistics."""
     files: Files = {}
     known = ("populated_4k", "populated_2m", "populated_1g", "populate_time_ns")
-    for each in (*known, "populate_nomem", "thread_failed"):
+    for each in (*known, "fault_around_time_ns", "populate_nomem", "thread_failed"):
         values = {name: statistics.get(each, 0) for name, _, statistics in vms}
         files |= {f"{DEBUG}/{name}/tdp_{each}": f"{value}\n" for name, value in values.items()}
         files[f"{DEBUG}/tdp_{each}"] = f"{sum(values.values())}\n"
@@ -1078,8 +1078,8 @@ def test_status(status: Status, steps: tuple) -> None:
 
 
 def test_on(status: Status) -> None:
-    first = ("10-7", 1, {"populated_4k": 512, "populate_time_ns": 4 * 10**9})
-    second = ("12-7", 2, {"populated_2m": 3, "populated_1g": 1})
+    first = ("10-7", 1, {"populated_4k": 512, "populate_time_ns": 3 * 10**9})
+    second = ("12-7", 2, {"populated_2m": 3, "populated_1g": 1, "fault_around_time_ns": 10**9})
     files = _on() | {f"{DEBUG}/11-7/pages_4k": "0\n"} | _vms(first, second, ("12-8", 2, {}))
     counts = "3 of 4 VMs have it, threads: 3, mapped ahead: 1032 MiB, time for that: 4 s"
     status.says(files, 0, f"{counts}; KVM {PACKAGE.version}")
