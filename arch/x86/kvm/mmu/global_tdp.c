@@ -42,8 +42,12 @@ static int gtdp_set_mode(const char *val, const struct kernel_param *kp)
 	/* kvm_destroy_vm() takes the VM off the list before it stops the follower. */
 	guard(mutex)(&kvm_lock);
 	list_for_each_entry(kvm, &vm_list, vm_list) {
-		if (kvm_gtdp(kvm))
-			gtdp_kick_follower(kvm->arch.gtdp);
+		if (!kvm_gtdp(kvm))
+			continue;
+
+		/* Memory may have arrived meanwhile. */
+		atomic_or(GTDP_URGENT, &kvm->arch.gtdp->marked);
+		gtdp_kick_follower(kvm->arch.gtdp);
 	}
 	return 0;
 }
@@ -71,9 +75,6 @@ MODULE_PARM_DESC(global_tdp_page_cache, "With global_tdp=always, have the host m
 				 KVM_GLOBAL_TDP_FAULT_AROUND | \
 				 KVM_GLOBAL_TDP_POPULATE | \
 				 KVM_GLOBAL_TDP_PAGE_CACHE)
-
-/* Clears Accessed bits, by which the host ages memory: only for VMMs that ask for it. */
-#define KVM_GTDP_ON_REQUEST	KVM_GLOBAL_TDP_HARVEST
 
 /* Attempts of KVM_POPULATE_MEMORY at a region that is just being changed. */
 #define GTDP_RETRIES		8
@@ -419,7 +420,8 @@ u64 kvm_gtdp_supported(struct kvm *kvm)
 	if (kvm && (kvm->arch.vm_type != KVM_X86_DEFAULT_VM || kvm->arch.gtdp_forbidden))
 		return 0;
 
-	return KVM_GTDP_FEATURES | (kvm_ad_enabled ? KVM_GTDP_ON_REQUEST : 0);
+	/* Harvest clears Accessed bits, by which the host ages memory: VMMs must ask for it. */
+	return KVM_GTDP_FEATURES | (kvm_ad_enabled ? KVM_GLOBAL_TDP_HARVEST : 0);
 }
 
 bool kvm_gtdp_is_stopped(void)

@@ -7,6 +7,7 @@
  */
 #include <linux/call_once.h>
 #include <linux/kvm_host.h>
+#include <linux/sched/clock.h>
 
 #include "mmu.h"
 #include "mmu_internal.h"
@@ -111,21 +112,29 @@ static inline bool gtdp_is_user_slot(const struct kvm_memory_slot *slot)
 struct gtdp_timer {
 	u64 start;
 	u64 runtime;
+	unsigned long switches;
 };
 
 static inline struct gtdp_timer gtdp_timer(void)
 {
-	return (struct gtdp_timer) { ktime_get_ns(), current->se.sum_exec_runtime };
+	return (struct gtdp_timer) {
+		.start = local_clock(),
+		.runtime = current->se.sum_exec_runtime,
+		.switches = current->nvcsw + current->nivcsw,
+	};
 }
 
 /*
- * For how long the thread has had a CPU since: all of the time, unless the scheduler, which
- * counts at each tick and each switch, knows better.
+ * For how long the thread has had a CPU since: all of the time or, if it was switched
+ * meanwhile, what the scheduler has counted, and up to a tick more.
  */
 static inline u64 gtdp_timer_ns(const struct gtdp_timer *t)
 {
-	return min_t(u64, ktime_get_ns() - t->start,
-		     current->se.sum_exec_runtime - t->runtime + TICK_NSEC);
+	u64 ns = local_clock() - t->start;
+
+	if (current->nvcsw + current->nivcsw == t->switches)
+		return ns;
+	return min(ns, current->se.sum_exec_runtime - t->runtime + TICK_NSEC);
 }
 
 static inline u8 *gtdp_region(const struct kvm_memory_slot *slot, gfn_t gfn)

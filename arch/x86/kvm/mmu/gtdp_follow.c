@@ -91,19 +91,6 @@ static u8 gtdp_begin_todos(struct kvm_gtdp *gtdp)
 	return todos;
 }
 
-/* Jiffies until something that was zapped is due. */
-static long gtdp_look_delay(const struct kvm_gtdp *gtdp)
-{
-	long wait = MAX_JIFFY_OFFSET;
-	int i;
-
-	for (i = 0; i < GTDP_LOOKS; i++) {
-		if (gtdp->due[i])
-			wait = min_t(long, wait, gtdp->due[i] - jiffies);
-	}
-	return max(wait, 0L);
-}
-
 /* Whether to make a pass.  Once vCPUs run, the VMM allocates for other reasons, too. */
 static bool gtdp_begin_pass(struct kvm_gtdp *gtdp)
 {
@@ -130,7 +117,8 @@ static bool gtdp_is_productive(const struct gtdp_pass *pass)
 static long gtdp_next_delay(struct kvm_gtdp *gtdp)
 {
 	const struct gtdp_pass *pass = &gtdp->pass;
-	long wait;
+	long wait = MAX_JIFFY_OFFSET;
+	int i;
 
 	if (pass->err == -EINTR)
 		return 0;
@@ -140,11 +128,14 @@ static long gtdp_next_delay(struct kvm_gtdp *gtdp)
 	if (pass->arrived && gtdp_is_productive(pass))
 		gtdp->pause = GTDP_PAUSE_MIN;
 
-	if (gtdp_is_arriving(gtdp) || !READ_ONCE(gtdp->has_run) || pass->err == -ENOMEM)
-		return gtdp->pause;
+	if (gtdp_is_arriving(gtdp) || !READ_ONCE(gtdp->has_run) || pass->err || pass->arrived)
+		wait = gtdp->pause;
 
-	wait = gtdp_look_delay(gtdp);
-	return pass->err || pass->arrived ? min(wait, gtdp->pause) : wait;
+	for (i = 0; i < GTDP_LOOKS; i++) {
+		if (gtdp->due[i])
+			wait = clamp_t(long, gtdp->due[i] - jiffies, 0, wait);
+	}
+	return wait;
 }
 
 /* Jiffies until there is something to do that is not urgent. */
@@ -207,6 +198,7 @@ static void gtdp_work(struct kvm_gtdp *gtdp)
 	/* Whoever turns it on again wakes the follower after that. */
 	if (!READ_ONCE(gtdp->kvm->arch.gtdp_features)) {
 		gtdp->pass = (struct gtdp_pass) {};
+		gtdp->pause = GTDP_PAUSE_MAX;
 		gtdp->next = jiffies + MAX_JIFFY_OFFSET;
 		return;
 	}

@@ -19,9 +19,6 @@
 #include <linux/memory_hotplug.h>
 #include <linux/page_idle.h>
 
-/* Pages per acquisition of mmu_lock, 16MiB.  Their bits are on the stack. */
-#define GTDP_HARVEST_PAGES	4096ul
-
 struct gtdp_harvest {
 	struct kvm *kvm;
 	int as_id;
@@ -29,8 +26,8 @@ struct gtdp_harvest {
 	gfn_t end;
 	/* Clear the Accessed bits of the pages in @accessed, instead of adding to these. */
 	bool clear;
-	/* Bit 0 is that of @start. */
-	DECLARE_BITMAP(accessed, GTDP_HARVEST_PAGES);
+	/* Bit 0 is that of @start.  It is on the stack: 512 bytes. */
+	DECLARE_BITMAP(accessed, GTDP_PAGES_PER_BATCH);
 };
 
 /* Idle page tracking and reclaim look for accesses, too, and won't find them in the SPTE. */
@@ -126,7 +123,7 @@ static void harvest_roots(struct gtdp_harvest *h)
 /* Harvest the first pages of @range, which moves forward. */
 static int harvest_pages(struct kvm *kvm, struct kvm_harvest_accessed *range)
 {
-	const unsigned long nr = min(range->size >> PAGE_SHIFT, GTDP_HARVEST_PAGES);
+	const unsigned long nr = min_t(u64, range->size >> PAGE_SHIFT, GTDP_PAGES_PER_BATCH);
 	const size_t bytes = DIV_ROUND_UP(nr, BITS_PER_U64) * sizeof(u64);
 	struct gtdp_harvest h = {
 		.kvm = kvm,

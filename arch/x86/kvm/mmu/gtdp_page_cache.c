@@ -22,11 +22,7 @@
 #include <linux/mm.h>
 #include <linux/pagemap.h>
 #include <linux/pkeys.h>
-#include <linux/sizes.h>
 #include <linux/userfaultfd_k.h>
-
-/* What is mapped at a time, with the lock of the host's page table held. */
-#define GTDP_MAP_BYTES	SZ_512K
 
 /*
  * Is it for the host to map pages that nobody has touched?  Not if userfaultfd is to be
@@ -114,7 +110,6 @@ static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
 	};
 	struct file_ra_state *ra = &vma->vm_file->f_ra;
 	const unsigned int mmap_miss = READ_ONCE(ra->mmap_miss);
-	unsigned long next;
 
 	if (!gtdp_has_host_table(vma->vm_mm, start) &&
 	    !(wanted && gtdp_map_one(vma, start, end)))
@@ -123,15 +118,10 @@ static bool gtdp_map_cached(struct vm_area_struct *vma, unsigned long start,
 	/* What becomes of the table is for the callee to see, under its lock. */
 	vmf.pmd = pmd_off(vma->vm_mm, start);
 
-	for ( ; start < end; start = next) {
-		next = min(end, start + GTDP_MAP_BYTES);
-
-		rcu_read_lock();
-		vma->vm_ops->map_pages(&vmf, linear_page_index(vma, start),
-				       linear_page_index(vma, next - 1));
-		rcu_read_unlock();
-		cond_resched();
-	}
+	/* A page table at most: as much as do_fault_around() may be told to map. */
+	rcu_read_lock();
+	vma->vm_ops->map_pages(&vmf, vmf.pgoff, linear_page_index(vma, end - 1));
+	rcu_read_unlock();
 
 	/*
 	 * map_pages() counts what it maps as hits, and hits keep read-around on.  The guest

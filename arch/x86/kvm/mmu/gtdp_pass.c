@@ -15,13 +15,10 @@ static void gtdp_requeue_region(struct gtdp_pass *pass, u8 *r, u8 todo, int err)
 
 	if (err) {
 		/* It remains due. */
-		if (todo >= GTDP_ZAPPED) {
-			todo = GTDP_ZAPPED;
+		todo = clamp_t(u8, todo, GTDP_NEW, GTDP_ZAPPED);
+		if (todo == GTDP_ZAPPED)
 			gtdp_plan_look(gtdp, 0, HZ);
-		}
 		pass->err = err;
-		if (todo == GTDP_ABSENT)
-			todo = GTDP_NEW;
 	} else if (todo >= GTDP_ZAPPED && todo < GTDP_LAST_LOOK && READ_ONCE(gtdp->has_run)) {
 		gtdp_plan_look(gtdp, todo - GTDP_ZAPPED + 1,
 			       3 * HZ << 2 * (todo - GTDP_ZAPPED));
@@ -104,7 +101,6 @@ static bool gtdp_scan_slot(struct gtdp_pass *pass, int *pages)
 /* Scan some regions from pass->gfn on.  Returns false if there is nothing left to scan. */
 static bool gtdp_scan_batch(struct gtdp_pass *pass)
 {
-	const gfn_t max_gfn = kvm_mmu_max_gfn() + 1;
 	int pages = GTDP_PAGES_PER_BATCH;
 	struct kvm *kvm = pass->p.kvm;
 	struct kvm_memslot_iter iter;
@@ -121,7 +117,7 @@ static bool gtdp_scan_batch(struct gtdp_pass *pass)
 	pass->p.vma_end = 0;
 
 	kvm_for_each_memslot_in_gfn_range(&iter, __kvm_memslots(kvm, pass->as_id),
-					  pass->gfn, max_gfn) {
+					  pass->gfn, kvm_mmu_max_gfn() + 1) {
 		pass->p.slot = iter.slot;
 		if (!iter.slot->arch.gtdp_regions)
 			continue;

@@ -67,10 +67,9 @@ void kvm_gtdp_zapped(struct kvm *kvm, const struct kvm_memory_slot *slot,
 
 void kvm_gtdp_zapped_range(struct kvm *kvm, gfn_t start, gfn_t end)
 {
-	struct kvm_memslots *slots = __kvm_memslots(kvm, 0);
 	struct kvm_memslot_iter iter;
 
-	kvm_for_each_memslot_in_gfn_range(&iter, slots, start, end)
+	kvm_for_each_memslot_in_gfn_range(&iter, __kvm_memslots(kvm, 0), start, end)
 		kvm_gtdp_zapped(kvm, iter.slot, max(start, iter.slot->base_gfn),
 				min(end, gtdp_slot_end(iter.slot)));
 }

@@ -144,11 +144,12 @@ static __always_inline unsigned int
 fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_page *root, u64 *spt,
 	       unsigned int i, unsigned int stop, gfn_t gfn, unsigned long *slow)
 {
-	unsigned long hva = __gfn_to_hva_memslot(p->slot, gfn), flags;
+	unsigned long hva = __gfn_to_hva_memslot(p->slot, gfn);
 	unsigned int nr_absent = 0, j, n;
 	struct host_mapping m;
 
-	local_irq_save(flags);
+	guard(irqsave)();
+
 	while (i < stop) {
 		m = tdp_host_mapping(p->kvm->mm, hva, stop - i);
 
@@ -175,7 +176,6 @@ fill_from_host(struct kvm_tdp_populate *p, struct kvm_mmu_page *root, u64 *spt,
 		gfn += m.nr;
 		hva += (unsigned long)m.nr << PAGE_SHIFT;
 	}
-	local_irq_restore(flags);
 
 	return nr_absent;
 }
@@ -236,22 +236,22 @@ void tdp_restore_writable(const struct kvm_memory_slot *slot, u64 *sptep,
 		try_cmpxchg64(sptep, &old_spte, old_spte | PT_WRITABLE_MASK);
 }
 
-/* SPTEs that are made aside, on the stack, before they are put into holes. */
-#define NR_ASIDE	64
-
-/* Fill the holes of @nr SPTEs of @sp from @gfn on.  Returns how many are present then. */
+/*
+ * Fill the holes of @nr SPTEs of @sp from @gfn on, with SPTEs that are made aside.  Returns
+ * how many are present then.
+ */
 static unsigned int fill_some_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *sp,
 				    gfn_t gfn, unsigned int nr, unsigned int *installed)
 {
 	u64 *spt = sp->spt + gfn % SPTE_ENT_PER_PAGE, old_spte, spte;
-	u64 sptes[NR_ASIDE] __uninitialized;
-	DECLARE_BITMAP(slow, NR_ASIDE) = {};
+	u64 sptes[BITS_PER_LONG] __uninitialized;
 	unsigned int nr_absent = 0, i = 0;
+	unsigned long slow = 0;
 
 	while (i < nr && is_spte_complete(p->slot, READ_ONCE(spt[i])))
 		i++;
 
-	fill_from_host(p, sp, sptes, i, nr, gfn + i, slow);
+	fill_from_host(p, sp, sptes, i, nr, gfn + i, &slow);
 
 	for ( ; i < nr; i++) {
 		old_spte = READ_ONCE(spt[i]);
@@ -263,7 +263,7 @@ static unsigned int fill_some_holes(struct kvm_tdp_populate *p, struct kvm_mmu_p
 		}
 
 		spte = sptes[i];
-		if (test_bit(i, slow))
+		if (test_bit(i, &slow))
 			spte = make_slow_spte(p, sp, gfn + i, spte);
 
 		/* Again if a vCPU that found no memslot has put an MMIO SPTE there. */
@@ -293,7 +293,7 @@ unsigned int tdp_fill_holes(struct kvm_tdp_populate *p, struct kvm_mmu_page *sp,
 
 	for_each_wanted_run(p, i, run_end, start - sp->gfn, stop) {
 		/* Take a long run in parts. */
-		run_end = min(run_end, i + NR_ASIDE);
+		run_end = min(run_end, i + BITS_PER_LONG);
 		nr += fill_some_holes(p, sp, sp->gfn + i, run_end - i, installed);
 	}
 

@@ -74,14 +74,9 @@ struct region {
 static __always_inline struct host_mapping host_mapping(struct kvm_tdp_populate *p,
 							gfn_t gfn, gfn_t end)
 {
-	struct host_mapping m;
-	unsigned long flags;
+	guard(irqsave)();
 
-	local_irq_save(flags);
-	m = tdp_host_mapping(p->kvm->mm, __gfn_to_hva_memslot(p->slot, gfn), end - gfn);
-	local_irq_restore(flags);
-
-	return m;
+	return tdp_host_mapping(p->kvm->mm, __gfn_to_hva_memslot(p->slot, gfn), end - gfn);
 }
 
 /* Returns false if the host is about to change the region. */
@@ -249,13 +244,26 @@ static enum scan_result build_table(struct kvm_tdp_populate *p, struct kvm_mmu_p
 	return SCAN_DONE;
 }
 
-/* Map what can be mapped of @r by the SPTE at the iterator's position, or in its table. */
-static enum scan_result populate_spte(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
-				      struct tdp_iter *iter, struct region *r)
+/*
+ * Map what can be mapped of the region at @gfn by the SPTE at the iterator's position, or in
+ * its table.  The first time, see what the host has.
+ */
+static enum scan_result populate_region(struct kvm_tdp_populate *p, struct kvm_mmu_page *root,
+					struct tdp_iter *iter, struct region *r,
+					gfn_t gfn, gfn_t end)
 {
-	enum scan_result result = scan_spte(p, iter, r);
+	enum scan_result result;
 	int usable;
 
+	/* A table on the way down was zapped, and the walk went past it. */
+	if (iter->gfn > gfn)
+		return SCAN_RACED;
+
+	end = min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) + KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
+	if (r->start != gfn && !scan_host(p, r, gfn, end))
+		return SCAN_CHANGING;
+
+	result = scan_spte(p, iter, r);
 	if (result != SCAN_INCOMPLETE)
 		return result;
 
@@ -284,26 +292,6 @@ static void count_absent(struct kvm_tdp_populate *p, u64 nr)
 	atomic64_add(nr, &p->kvm->stat.tdp_populate_absent);
 }
 
-/* Regions, other than new page tables, per acquisition of mmu_lock. */
-#define SCANS_PER_LOCK	16
-
-/* Map what can be mapped of the region at @gfn.  The first time, see what the host has. */
-static enum scan_result populate_region(struct kvm_tdp_populate *p,
-					struct kvm_mmu_page *root,
-					struct tdp_iter *iter, struct region *r,
-					gfn_t gfn, gfn_t end)
-{
-	/* A table on the way down was zapped, and the walk went past it. */
-	if (iter->gfn > gfn)
-		return SCAN_RACED;
-
-	end = min(end, gfn_round_for_level(gfn, PG_LEVEL_2M) + KVM_PAGES_PER_HPAGE(PG_LEVEL_2M));
-	if (r->start != gfn && !scan_host(p, r, gfn, end))
-		return SCAN_CHANGING;
-
-	return populate_spte(p, root, iter, r);
-}
-
 /* Once a region is dealt with, of which a leaf SPTE above may have mapped more. */
 static void finish_region(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 			  struct region *r, gfn_t end)
@@ -328,6 +316,9 @@ static void finish_region(struct kvm_tdp_populate *p, struct tdp_iter *iter,
 	if (r->mapped < r->nr)
 		count_absent(p, r->nr - r->mapped);
 }
+
+/* Regions, other than new page tables, per acquisition of mmu_lock. */
+#define SCANS_PER_LOCK	16
 
 /*
  * Map what is present from @start on, until @end or until enough has been done
