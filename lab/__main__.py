@@ -100,6 +100,28 @@ def _plain(_: argparse.ArgumentParser) -> None:
     """Add no arguments."""
 
 
+def _checked(command: argparse.ArgumentParser) -> None:
+    text = "with assertions, into build/checked"
+    command.add_argument("--checked", action="store_true", help=text)
+
+
+def _configure_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--cpus", type=int, default=0)
+    command.add_argument("--mem", default="4G")
+    command.add_argument(
+        "--params", default="", help="of kvm.ko; kvm_amd.NAME=VALUE of kvm-amd"
+    )
+    command.add_argument("--icount", action="store_true", help="1 ns is 1 instruction; 1 CPU")
+    whose = command.add_mutually_exclusive_group()
+    whose.add_argument("--stock", action="store_true", help="the distribution's KVM")
+    whose.add_argument("--checked", action="store_true", help="ours with assertions")
+    command.add_argument("--timeout", type=float, default=600, help="seconds, with the boot")
+    command.add_argument("--backend", choices=debug.BACKENDS, default="npt")
+    ept.add_quantum(command)
+    npt.add_machine(command)
+    command.add_argument("cmd", help="shell command; runs as root in the repository's root")
+
+
 def _clean(_: argparse.Namespace) -> None:
     if paths.LINUX.exists() and (reason := tree.unsaved()):
         raise LabError(reason)
@@ -128,7 +150,7 @@ WHATS: dict[str, dict[str, tuple[Configure, Target, str]]] = {
         "qemu": (_plain, qtest.run, "run QEMU's tests of integration/qemu"),
         "assigned": (assigned.configure, assigned.run, "run guests with an assigned drive"),
         "nvdimm": (nvdimm.configure, nvdimm.run, "run guests with an NVDIMM, cut the power"),
-        "rust": (rust.configure, rust.run, "run the crate, its examples, a C program"),
+        "rust": (_plain, rust.run, "run the crate, its examples, a C program"),
         "tools": (_suite(only=["tools"]), suite.run, "run the bpftrace tools"),
         "host-check": (_suite(only=["host"]), suite.run, "run packaging/global-tdp-check"),
     },
@@ -139,7 +161,7 @@ WHATS: dict[str, dict[str, tuple[Configure, Target, str]]] = {
         "perf": (perf.configure, perf.run, "run KVM's own perf tests for 1 to 8 vCPUs"),
         "reclaim": (reclaim.configure, reclaim.run, "count reclaim of a file of many VMs"),
         "scale": (scale.configure, scale.run, "model what large VMs cost, and check that"),
-        "sparse": (sparse.configure, sparse.run, "count for guests that want few pages"),
+        "sparse": (_plain, sparse.run, "count for guests that want few pages"),
         "working-set": (_plain, working_set.run, "count for recorded guests"),
     },
 }
@@ -156,55 +178,36 @@ def words(argv: Sequence[str]) -> list[str]:
     return [f"{name} {what}", *argv[2:]]
 
 
+COMMANDS: dict[str, tuple[Configure, Target, str]] = {
+    "tree": (_plain, lambda _: tree.compose(), "compose the kernel tree in build/linux"),
+    "series": (_plain, lambda _: series.export_and_check(), "export the mailable series"),
+    "refresh": (_plain, _refresh, "take commits in build/linux back into patches/"),
+    "modules": (_checked, lambda args: modules.build(checked=args.checked), "build KVM"),
+    "deb": (tested.configure, _deb, "build the package kvm-global-tdp-dkms into build/"),
+    "selftests": (_plain, lambda _: selftests.build(), "build them into build/selftests"),
+    "docs": (_plain, _docs, "build the HTML of the documentation; no new warning"),
+    "clean": (_plain, _clean, "remove build/, unless it holds edits"),
+    "test": (suite.configure, suite.run, "run all tests: the series' and the kernel's own"),
+    "check": (suite.configure_check, suite.check, "run the series' tests on NPT"),
+    "bench": (_plain, bench.run, "count instructions a page, stock and ours"),
+    **{f"{name} {what}": each for name, whats in WHATS.items() for what, each in whats.items()},
+    "demo": (demo.configure, demo.run, "live-migrate a guest, Global TDP off and on"),
+    "qemu": (_plain, _qemu, "build QEMU with the patches of integration/qemu"),
+    "lint": (_plain, lambda _: lint.lint(), "look through the lab and the series for faults"),
+    "run": (_configure_run, _run, "boot an emulated machine and run a command in it"),
+}
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     text = "Compose the kernel tree, build it, boot it, test it."
     top = argparse.ArgumentParser(prog="python -m lab", description=text)
     commands = top.add_subparsers(required=True, metavar="command", dest="command")
-
-    def add(name: str, run: Target, text: str) -> argparse.ArgumentParser:
+    for name, (configure, run, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
-        return command
-
-    add("tree", lambda _: tree.compose(), "compose the kernel tree in build/linux")
-    add("series", lambda _: series.export_and_check(), "export the mailable series, check it")
-    add("refresh", _refresh, "take commits in build/linux back into patches/")
-    building = add("modules", lambda args: modules.build(checked=args.checked), "build KVM")
-    text = "with assertions, into build/checked"
-    building.add_argument("--checked", action="store_true", help=text)
-    tested.configure(add("deb", _deb, "build the package kvm-global-tdp-dkms into build/"))
-    add("selftests", lambda _: selftests.build(), "build KVM's selftests into build/selftests")
-    add("docs", _docs, "build the HTML of the documentation; no new warning")
-    add("clean", _clean, "remove build/, unless it holds edits")
-    suite.configure(add("test", suite.run, "run all tests: the series' and the kernel's own"))
-    suite.configure_check(add("check", suite.check, "run the series' tests on NPT"))
-    add("bench", bench.run, "count instructions a page, stock and ours")
-    for name, whats in WHATS.items():
-        for what, (configure, target, text) in whats.items():
-            configure(add(f"{name} {what}", target, text))
-    demo.configure(add("demo", demo.run, "live-migrate a guest, Global TDP off and on"))
-    add("qemu", _qemu, "build QEMU with the patches of integration/qemu")
-    add("lint", lambda _: lint.lint(), "look through the lab and the series for what is wrong")
-    _add_run(add("run", _run, "boot an emulated machine and run a command in it"))
+        configure(command)
     return top
-
-
-def _add_run(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--cpus", type=int, default=0)
-    command.add_argument("--mem", default="4G")
-    command.add_argument(
-        "--params", default="", help="of kvm.ko; kvm_amd.NAME=VALUE of kvm-amd"
-    )
-    command.add_argument("--icount", action="store_true", help="1 ns is 1 instruction; 1 CPU")
-    whose = command.add_mutually_exclusive_group()
-    whose.add_argument("--stock", action="store_true", help="the distribution's KVM")
-    whose.add_argument("--checked", action="store_true", help="ours with assertions")
-    command.add_argument("--timeout", type=float, default=600, help="seconds, with the boot")
-    command.add_argument("--backend", choices=debug.BACKENDS, default="npt")
-    ept.add_quantum(command)
-    npt.add_machine(command)
-    command.add_argument("cmd", help="shell command; runs as root in the repository's root")
 
 
 def not_yet(command: str) -> str:

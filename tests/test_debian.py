@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from lab.error import LabError
-from lab.source import debian
+from lab.source import debian, mirror
 from lab.source.debian import Kernel
 
 LATER = "7.3.4+deb13-amd64"
@@ -44,6 +44,7 @@ def test_the_newest_that_is_complete(
         return "".join(f" {name} | {each} | http\n" for name, each in told if name != less)
 
     monkeypatch.setattr(debian, "ORIGIN", debian.ORIGINS["6.12"])
+    monkeypatch.setattr(debian, "_apt", lambda: mirror.Apt("", Path()))
     monkeypatch.setattr(debian.shell, "output", output)
     if found:
         assert debian._resolve(wanted) == found

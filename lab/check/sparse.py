@@ -112,11 +112,7 @@ def list_new() -> Warnings:
 
 def touched() -> list[str]:
     """Return the C files of the modules that build/linux has changed or added."""
-    git = Git(LINUX)
-    changed = {
-        *git.lines("diff", "--name-only", "--diff-filter=d", BASE),
-        *git.lines("ls-files", "--others", "--exclude-standard"),
-    }
+    changed = Git(LINUX).changed()
     found = sorted(
         name for name in changed if name.endswith(".c") and name.startswith(modules.SOURCES)
     )

@@ -238,7 +238,9 @@ def _spread(chosen: Iterable[Test], lanes: int) -> list[list[Test]]:
 
 def on_machine(kind: str, wanted: Sequence[str] = (), *, every: bool = True) -> list[Test]:
     """Return the tests of the series that want this one of npt.MACHINES."""
-    chosen = _less(kind, _of(ON_MACHINES[kind], wanted), every=every or bool(wanted))
+    moved = "" if every or wanted else DATA["moved"].get(kind, "")
+    chosen = _of(ON_MACHINES[kind], wanted)
+    chosen = [test for test in chosen if test.short not in moved.split()]
     # A part of it is about devices which are being removed.
     script = (
         f'{_MODULES}; put "$1" && "$0" "no page map"; s=$?; '
@@ -251,11 +253,6 @@ def on_machine(kind: str, wanted: Sequence[str] = (), *, every: bool = True) -> 
 def dax(wanted: Sequence[str] = ()) -> list[Test]:
     """Return what machine "pmem" runs in a kernel that no module is built for."""
     return [test for test in on_machine("pmem", wanted) if test.argv[0] != "sh"]
-
-
-def _less(machine: str, chosen: Sequence[Test], *, every: bool) -> list[Test]:
-    moved = "" if every else DATA["moved"].get(machine, "")
-    return [test for test in chosen if test.short not in moved.split()]
 
 
 def in_turns(wanted: Sequence[str] = (), *, every: bool = True) -> list[Test]:

@@ -79,7 +79,11 @@ def fault_latency() -> None:
 def brownout() -> None:
     """Check the faults of all intervals, and their times."""
     told, counted, text = _trace("brownout.bt", _FAULTS)
-    rows = [[int(word) for word in line.split()] for line in text if _is_row(line, 4)]
+    rows = [
+        [*map(int, line.split())]
+        for line in text
+        if re.fullmatch(r"\s*(\d+\s+){3}\d+\s*", line)
+    ]
     _same("faults", told["@total_faults"], counted["pf_taken"])
     _same("faults of all intervals", sum(row[1] for row in rows), counted["pf_taken"])
     _at_least("intervals", len(rows), 2)
@@ -143,7 +147,8 @@ def populate() -> None:
         _same(f"pages installed, {way}", installed, pages)
         _at_least(f"pages installed, {way}", installed, _PAGES)
         thread = "kvm-gtdp" if "follow" in way else "restore"
-        _same("threads that do", _populating(told), {thread})
+        populating = {key.split(",")[1] for key in told["@pages_installed"]}
+        _same("threads that do", populating, {thread})
         if "follow" in way:
             passes = _passes(text)
             _same("passes shown", len(passes), sum(told["@passes"].values()))
@@ -160,11 +165,6 @@ def populate_sleeps() -> None:
 
 def _passes(text: Sequence[str]) -> list[list[str]]:
     return [line.split() for line in text if re.match(r"\d\d:\d\d:\d\d \d", line)]
-
-
-def _populating(told: dict[str, object]) -> set[str]:
-    """Return the names of the threads that populated."""
-    return {key.split(",")[1] for key in told["@pages_installed"]}
 
 
 def populate_on_stock() -> None:
@@ -290,11 +290,6 @@ def _snapshot() -> str:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         new.rename(path)
     return str(path)
-
-
-def _is_row(line: str, fields: int) -> bool:
-    words = line.split()
-    return len(words) == fields and all(word.isdigit() for word in words)
 
 
 def _same(what: str, told: object, expected: object) -> None:

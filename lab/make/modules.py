@@ -22,7 +22,7 @@ from lab.make import root
 from lab.paths import CHECKED, KMOD, LINUX, MODULES, ROOT
 from lab.shell import console, locked
 from lab.source import debian, tree
-from lab.source.git import BASE, Git
+from lab.source.git import Git
 
 NAMES = ("kvm", "kvm-amd", "kvm-intel")
 SOURCES = ("arch/x86/kvm", "virt/kvm")
@@ -103,12 +103,7 @@ def mirror(into: Path, *, checked: bool = False, linux: Path = LINUX) -> None:
             *(f"{linux / source}/", f"{target}/"),
         )
         _write(target / "Makefile", _makefile(linux / source, checked=checked))
-    git = Git(linux)
-    changed = {
-        *git.lines("diff", "--name-only", "--diff-filter=d", BASE),
-        *git.lines("ls-files", "--others", "--exclude-standard"),
-    }
-    outside = sorted(name for name in changed if not name.startswith(SOURCES))
+    outside = sorted(name for name in Git(linux).changed() if not name.startswith(SOURCES))
     for name in outside:
         if not ELSEWHERE.match(name):
             console.print(f"not in the modules, but changed: {name}", style="yellow")

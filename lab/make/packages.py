@@ -5,17 +5,11 @@ import subprocess
 from lab import shell
 from lab.shell import console
 
-_QUERY = ("dpkg-query", "-W", "-f=${Status}")
-
 
 def install(*names: str) -> None:
     """Install those that are missing."""
-    missing = [name for name in names if not _is_there(name)]
-    if missing:
+    query = ("dpkg-query", "-W", "-f=${Package} ${Status}\n", *names)
+    listed = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
+    if missing := [name for name in names if f"{name} install ok installed" not in listed]:
         console.print(f"apt-get install: {' '.join(missing)}")
         shell.output("apt-get", "install", "-q", "-y", "--no-install-recommends", *missing)
-
-
-def _is_there(name: str) -> bool:
-    done = subprocess.run([*_QUERY, name], capture_output=True, text=True)
-    return "ok installed" in done.stdout

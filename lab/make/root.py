@@ -42,19 +42,13 @@ def command(*args: Arg) -> tuple[Arg, ...]:
             f"what is for Linux {VERSION} is built in a root of {debian.ORIGIN.release}, which "
             "only root can make and enter: run this as root"
         )
-    _ensure()
+    with locked("root"):
+        if not DIRECTORY.exists():
+            _make()
     # Each is executed by the one before: who ends this process ends the last one.
     enter = ("unshare", "--mount", "sh", "-c", _ENTER, DIRECTORY, ROOT)
     path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
     return (*enter, "env", "-C", ROOT, path, "HOME=/root", "LC_ALL=C.UTF-8", *args)
-
-
-def _ensure() -> None:
-    if DIRECTORY.exists():
-        return
-    with locked("root"):
-        if not DIRECTORY.exists():
-            _make()
 
 
 def _make() -> None:

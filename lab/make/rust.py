@@ -86,13 +86,13 @@ DEBIAN = Toolchain("debian", Path("/usr/bin"))
 
 def toolchains() -> list[Toolchain]:
     """Return Debian's and, if this machine has one beside it, the first that is found."""
-    places = [Path(place) for place in os.get_exec_path() if not _is_debians(Path(place))]
-    found = [place for place in places if all((place / name).exists() for name in _TOOLS)]
+    found = [
+        place
+        for place in map(Path, os.get_exec_path())
+        if place.resolve() != DEBIAN.programs
+        and all((place / name).exists() for name in _TOOLS)
+    ]
     return [DEBIAN, *(Toolchain("other", place) for place in found[:1])]
-
-
-def _is_debians(place: Path) -> bool:
-    return place.resolve() == DEBIAN.programs
 
 
 def install() -> None:

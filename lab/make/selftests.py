@@ -33,7 +33,11 @@ def build() -> None:
         shell.build(f"selftests of {TESTS_OF}", *make)
         return
     with locked("selftests"):
-        _build()
+        tree.ensure()
+        compile_in(LINUX, HEADERS, SELFTESTS)
+        scripts = ("--include=*/", "--include=*.sh", "--exclude=*")
+        shell.output("rsync", "-rlptK", *scripts, f"{LINUX / SOURCE}/", f"{SELFTESTS}/")
+        console.print(f"{SELFTESTS.relative_to(ROOT)}: {len(programs())} programs")
 
 
 def build_headers() -> Path:
@@ -42,14 +46,6 @@ def build_headers() -> Path:
         tree.ensure()
         _make_headers(LINUX, HEADERS)
     return HEADERS / "usr/include"
-
-
-def _build() -> None:
-    tree.ensure()
-    compile_in(LINUX, HEADERS, SELFTESTS)
-    scripts = ("--include=*/", "--include=*.sh", "--exclude=*")
-    shell.output("rsync", "-rlptK", *scripts, f"{LINUX / SOURCE}/", f"{SELFTESTS}/")
-    console.print(f"{SELFTESTS.relative_to(ROOT)}: {len(programs())} programs")
 
 
 def compile_in(linux: Path, headers: Path, into: Path, log: str = "selftests") -> None:

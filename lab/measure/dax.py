@@ -7,7 +7,7 @@ boot under -icount, with huge pages and without.
 
 import argparse
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -47,7 +47,9 @@ def run(_: argparse.Namespace) -> int:
 def targets(runs: Sequence[Run]) -> Iterator[Verdict]:
     """What is populated takes no fault; what DAX has to be told of, i.e. writes, may."""
     for size in _OPTIONS:
-        found = {run["way"]: run for run in runs if _is(run, size)}
+        found = {
+            run["way"]: run for run in runs if (run["modules"], run["cache"]) == (OURS, size)
+        }
         for way, writes in (("read+populate", False), ("copy+populate", True)):
             checks = int(found[way]["check_faults"])
             # The guest's code is in a page of its own.
@@ -55,10 +57,6 @@ def targets(runs: Sequence[Run]) -> Iterator[Verdict]:
             if writes:
                 left = int(found[way]["write_faults"])
                 yield f"{size}, {way}: {left} faults to write", not left
-
-
-def _is(run: Mapping[str, int | str], size: str) -> bool:
-    return run["modules"] == "ours" and run["cache"] == size
 
 
 def _script() -> str:

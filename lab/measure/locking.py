@@ -257,15 +257,12 @@ def _show(figures: Sequence[Figure]) -> None:
 
 def _row(stock: Figure, ours: Figure) -> list[str]:
     def both(name: str) -> str:
-        return " | ".join(_thousand(getattr(figure, name)) for figure in (stock, ours))
+        values = (getattr(figure, name) / 1000 for figure in (stock, ours))
+        return " | ".join(f"{each:,.0f}" if each >= 100 else f"{each:.1f}" for each in values)
 
     faults = f"{stock.faults} | {ours.faults}"
     figures = map(both, ("hold", "p50", "p99", "worst"))
     return [PATHS[ours.path], str(ours.mib), *figures, faults, both("storm")]
-
-
-def _thousand(value: int) -> str:
-    return f"{value / 1000:,.0f}" if value >= 100_000 else f"{value / 1000:.1f}"
 
 
 def judge(known: Known) -> Iterator[Verdict]:

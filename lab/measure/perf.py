@@ -173,7 +173,8 @@ def wanted() -> Iterator[Run]:
         ):
             yield from (Run(DEMAND, whose, way, vcpus) for way in ways)
         yield from (Run(DEMAND, STOCK, "", vcpus, backing, mib=HUGE) for backing in LARGE)
-        for run in _pair(vcpus):
+        # The two that everything is measured for.
+        for run in ((STOCK, "fault", vcpus), (OURS, "populate", vcpus)):
             yield Run(DEMAND, *run, "shmem")
             yield from (Run(DEMAND, *run, backing, mib=HUGE) for backing in LARGE)
             yield from (Run(DIRTY_LOG, *run, log=log) for log in LOGS)
@@ -186,12 +187,6 @@ def wanted() -> Iterator[Run]:
                 yield from (Run(DEMAND, *run, mib=mib) for mib in (LESS, MORE))
             if vcpus == _GIANT_VCPUS:
                 yield Run(DEMAND, *run, "anonymous_hugetlb_1gb", mib=_GIANT_MIB)
-
-
-def _pair(vcpus: int) -> Iterator[tuple[str, str, int]]:
-    """Return the two that everything is measured for: what it is to be, and what it is."""
-    yield STOCK, "fault", vcpus
-    yield OURS, "populate", vcpus
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -130,7 +130,11 @@ def per_page(run: Run) -> float:
 
 def targets(runs: Sequence[Run]) -> Iterator[Verdict]:
     """In the first round, where all of the file is mapped, ahead or as it is used."""
-    known = {_key(run): run for run in runs if run["round"] == 1 and not run["apart"]}
+    known = {
+        (str(run["lists"]), int(run["vms"]), str(run["mode"])): run
+        for run in runs
+        if run["round"] == 1 and not run["apart"]
+    }
     for (lists, vms, mode), run in known.items():
         if mode != "on":
             continue
@@ -141,10 +145,6 @@ def targets(runs: Sequence[Run]) -> Iterator[Verdict]:
         yield text, per_page(run) <= AT_MOST * used
         gone, asked = int(run["gone"]), int(run["asked"])
         yield f"{lists}, {vms} VMs: {gone:,} pages are gone of {asked:,}", gone >= asked * 0.95
-
-
-def _key(run: Run) -> tuple[str, int, str]:
-    return str(run["lists"]), int(run["vms"]), str(run["mode"])
 
 
 def _show(runs: Sequence[Run]) -> None:

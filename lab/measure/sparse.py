@@ -36,21 +36,15 @@ Instructions for each page that the guest touches, from mmap() on, and stage-2 f
 lowest of two rounds each."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("--plot", action="store_true", help="draw images/sparse.png anew")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(_: argparse.Namespace) -> int:
     """Measure and show."""
     doing = "Counting instructions a page that is touched; some minutes"
     log = counted.log_of(DIRECTORY, doing, _script)
     runs = lowest(restore.parse(log))
     _show(runs)
     counted.save(DIRECTORY / "sparse.json", mib=MIB, note=_NOTE, runs=runs)
-    if args.plot:
-        plot(runs, PLOT)
-        print(f"saved: {PLOT.relative_to(ROOT)}")
+    plot(runs, PLOT)
+    print(f"saved: {PLOT.relative_to(ROOT)}")
     return 0
 
 

@@ -7,7 +7,6 @@ is installed: an installed kernel would rebuild the machine's initramfs and boot
 import os
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -118,12 +117,9 @@ def kernel() -> Kernel:
 
 def unpacked() -> Kernel | None:
     """Return the one under build/ that was unpacked last."""
-    found = sorted(DEBIAN.glob("*/usr/src/linux-source-*.tar.xz"), key=_age)
+    sources = DEBIAN.glob("*/usr/src/linux-source-*.tar.xz")
+    found = sorted(sources, key=lambda path: path.stat().st_ctime)
     return Kernel(found[-1].relative_to(DEBIAN).parts[0]) if found else None
-
-
-def _age(path: Path) -> float:
-    return path.stat().st_ctime
 
 
 def _packages(release: str) -> list[str]:
@@ -133,18 +129,13 @@ def _packages(release: str) -> list[str]:
 
 @cache
 def _apt() -> mirror.Apt:
-    """Return apt for another Debian."""
+    """Return the apt that knows the kernel."""
     return mirror.Apt(ORIGIN.release, DEBIAN / "apt", backports=True)
-
-
-def _cache(*args: str) -> str:
-    """Run the apt-cache that knows the kernel."""
-    return _apt().cache(*args) if ORIGIN.release else shell.output("apt-cache", *args)
 
 
 def _resolve(wanted: str) -> tuple[str, str]:
     """Find the newest release of which all packages have one same version."""
-    names = _cache("pkgnames", ORIGIN.image.partition("(")[0]).split()
+    names = _apt().cache("pkgnames", ORIGIN.image.partition("(")[0]).split()
     matches = (re.match(ORIGIN.image, name) for name in names)
     found = sorted((match[1] for match in matches if match), key=Version)
     for release in reversed(found):
@@ -163,7 +154,7 @@ def _resolve(wanted: str) -> tuple[str, str]:
 def _versions(packages: list[str]) -> dict[str, set[str]]:
     """Return the versions apt offers of each package, under any architecture."""
     offered: dict[str, set[str]] = {package: set() for package in packages}
-    for line in _cache("madison", *packages).splitlines():
+    for line in _apt().cache("madison", *packages).splitlines():
         package, version, *_ = (field.strip() for field in line.split("|"))
         offered[package].add(version)
     return offered
@@ -189,16 +180,12 @@ def _fetch(kernel: Kernel, version: str) -> None:
 
 
 def _download(packages: list[str], into: Path) -> None:
-    if ORIGIN.release:
+    try:
         _apt().get("download", *packages, cwd=into)
-        return
-    command = ["apt-get", "-q", "download", *packages]
-    if subprocess.run(
-        command, cwd=into, capture_output=True, stdin=subprocess.DEVNULL
-    ).returncode:
+    except LabError:
         # The lists may be older than the archive: once more with new ones.
-        shell.output("apt-get", "-q", "-o", "APT::Update::Error-Mode=any", "update")
-        shell.output(*command, cwd=into)
+        _apt().update()
+        _apt().get("download", *packages, cwd=into)
 
 
 def _relocate(unpacked: Kernel, final: Kernel) -> None:

@@ -28,5 +28,9 @@ class Git:
     def commit(self, revision: str = "HEAD") -> str:
         return self("rev-parse", "--verify", f"{revision}^{{commit}}").strip()
 
-    def exists(self, revision: str, path: str) -> bool:
-        return bool(self("ls-tree", revision, "--", path))
+    def changed(self) -> set[str]:
+        """Return the files that the tree has changed or added since BASE."""
+        return {
+            *self.lines("diff", "--name-only", "--diff-filter=d", BASE),
+            *self.lines("ls-files", "--others", "--exclude-standard"),
+        }

@@ -31,12 +31,18 @@ def sources(release: str, kind: str = "deb", *, backports: bool = False) -> list
 
 
 class Apt:
-    """apt for a Debian release, which keeps what it knows in a directory of the lab."""
+    """apt for a Debian release, which keeps what it knows in a directory of the lab.
+
+    Without a release, it is this machine's own.
+    """
 
     def __init__(
         self, release: str, directory: Path, kind: str = "deb", *, backports: bool = False
     ) -> None:
         self.directory = directory
+        self._options: tuple[str, ...] = ()
+        if not release:
+            return
         for name in ("lists/partial", "archives/partial"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         chosen = directory / "sources.list"
@@ -50,12 +56,16 @@ class Apt:
             f"Dir::Cache={directory}",
             "APT::Sandbox::User=root",
         )
-        self._options = ("-q", *(word for option in options for word in ("-o", option)))
+        self._options = tuple(word for option in options for word in ("-o", option))
+        self.update()
+
+    def update(self) -> None:
+        """Fetch the lists anew."""
         self.get("-o", "APT::Update::Error-Mode=any", "update")
 
     def get(self, *args: str | Path, cwd: Path | None = None) -> str:
         """Run apt-get."""
-        return shell.output("apt-get", *self._options, *args, cwd=cwd)
+        return shell.output("apt-get", "-q", *self._options, *args, cwd=cwd)
 
     def cache(self, *args: str) -> str:
         """Run apt-cache."""

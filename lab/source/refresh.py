@@ -33,12 +33,8 @@ def refresh() -> None:
     git = Git(LINUX)
     commits = _commits(git)
     with tempfile.TemporaryDirectory() as scratch:
-        _replace_patches(
-            [
-                _export(git, commit, number, Path(scratch))
-                for number, commit in enumerate(commits, 1)
-            ]
-        )
+        numbers = enumerate(commits, 1)
+        _replace_patches([_export(git, each, n, Path(scratch)) for n, each in numbers])
     count = copies.write()
     tree.save_state(patches.digest(debian.kernel().release), git.commit())
     console.print(f"{tree.FOLDER}: {len(commits)} patches, {count} new files")
@@ -80,14 +76,11 @@ def _export(git: Git, commit: str, number: int, into: Path) -> Path:
     options = ("-1", "--start-number", str(number), "-o", into)
     path = Path(git("format-patch", *FORMAT, "--always", *options, commit).strip())
     head, *diffs = re.split(r"^(?=diff --git )", patches.read(path), flags=re.MULTILINE)
-    text = "".join([head, *(_quiet(diff) for diff in diffs)])
-    patches.write(path, text.rstrip("\n") + "\n")
+    # The blob ids change with every other patch.
+    ids = r"^index [0-9a-f]+\.\.[0-9a-f]+( \d+)?\n"
+    quiet = (re.sub(ids, "", diff, count=1, flags=re.M) for diff in diffs)
+    patches.write(path, "".join([head, *quiet]).rstrip("\n") + "\n")
     return path
-
-
-def _quiet(diff: str) -> str:
-    """Drop the blob ids: they change with every other patch."""
-    return re.sub(r"^index [0-9a-f]+\.\.[0-9a-f]+( \d+)?\n", "", diff, count=1, flags=re.M)
 
 
 def _replace_patches(made: Sequence[Path]) -> None:
