@@ -95,15 +95,6 @@ def test_files_of_old_runs_go_but_not_of_one_that_still_runs(
     assert [path.exists() for path in (*old, made[-1])] == [False, True, True]
 
 
-def test_a_job_is_written_as_run_sh_reads_it(tmp_path: Path) -> None:
-    commands = [Command("true"), Command("a 'b c'", "a name", 1.5, 7)]
-    runs.write_job(tmp_path, commands, "/kvm.ko a=1\n", {"swap": "it's"})
-    assert (tmp_path / "commands").read_text() == "0 0 0 \n1 2 7 a name\n"
-    assert (tmp_path / "command.1").read_text() == "a 'b c'\n"
-    assert (tmp_path / "modules").read_text() == "/kvm.ko a=1\n"
-    assert "swap='it'\"'\"'s'\n" in (tmp_path / "job").read_text()
-
-
 _OOPS = "[ 1.0] Oops: int3: 0000 [#1]\nRIP: 0010:f+0x1/0x2\nCode: 00 {} <90> 66\n"
 _GONE, _THERE = _OOPS.format("e9"), _OOPS.format("cc")
 _ENDS, _DIES_RUNNING = b"\x1elab: done\n", b"\x1elab: run 0 a\n"

@@ -63,25 +63,6 @@ def test_a_mark_into_which_another_writes() -> None:
     assert judge("a", stream.results[0]).state is State.FAILED
 
 
-def test_failure() -> None:
-    stream = Stream()
-    stream.feed(b"\x1elab: failure kvm.ko does not load: no\n")
-    assert stream.failure == "kvm.ko does not load: no"
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_all_shells_say_the_same(tmp_path: Path, shell: list[str]) -> None:
-    """lab/guest/marks.sh, in each that a machine has."""
-    marks = tmp_path / "marks.sh"
-    text = (runs.GUEST / "marks.sh").read_text()
-    marks.write_text(text.replace("/dev/kmsg", f"{tmp_path}/kmsg"))
-    script = f". {marks}; begin 3 'a  name'; echo x; end 3 4; mark done"
-    stream = Stream()
-    stream.feed(subprocess.check_output([*shell, "-c", script]))
-    assert _told(stream) == [(3, "a  name", 4, "x\n")]
-    assert stream.done
-
-
 @pytest.mark.parametrize("shell", SHELLS)
 class TestRunner:
     """lab/guest/run.sh, but for what changes the machine, in each shell that a machine has."""

@@ -13,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def ours() -> None:
 
 def on_by_parameter() -> None:
     """Tell that VMs with Global TDP off are not like those of a stock KVM then."""
-    with _written(_PARAMETER, "1"), _written(_PAGE_CACHE, "1"):
+    with inside.written(_PARAMETER, "1"), inside.written(_PAGE_CACHE, "1"):
         text, data = _measure(*_SMALL, "-c", "1")
     _expect("kvm.global_tdp is on" in text, "it says that the parameter is on")
     _expect(data["options"]["vcpus"] == 1, "one vCPU")
@@ -88,7 +87,7 @@ def on_by_parameter() -> None:
 
 def no_huge_pages() -> None:
     """Say that they are unavailable."""
-    with _written(_THP, "never"):
+    with inside.written(_THP, "never"):
         text, data = _measure(*_SMALL, "-c", "1", "-r", "1")
     _expect("Huge pages are unavailable" in text, "it says so")
     _expect(data["machine"]["page_sizes"] == [4096], "the JSON does")
@@ -191,17 +190,6 @@ def _latencies(data: Json, *, stock: bool) -> None:
 
 def _vms_of(pid: int) -> list[Path]:
     return list(_VMS.glob(f"{pid}-*"))
-
-
-@contextmanager
-def _written(file: Path, text: str) -> Iterator[None]:
-    before = file.read_text()
-    file.write_text(text)
-    try:
-        yield
-    finally:
-        chosen = before.partition("[")[2].partition("]")[0]
-        file.write_text(chosen or before)
 
 
 def _expect(good: bool, what: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from lab import shell
 from lab.error import LabError
 from lab.make import modules
-from lab.paths import BUILD, KMOD, LINUX, VERSION
+from lab.paths import BUILD, KMOD, LINUX, VERSION, VERSIONS
 from lab.shell import console, working
 from lab.source import debian
 from lab.source.git import BASE, Git
@@ -37,41 +37,27 @@ _WARNING = re.compile(r"^(\S+):\d+:\d+: warning: (.*)$", re.M)
 _ERROR = re.compile(r"^\S+:\d+:\d+: error: .*$", re.M)
 _HEADERS = re.compile(r".*/linux-headers-[^/]*/")
 
-_ACCEPTED = {
-    "6.12": {
-        # guard() unlocks by a cleanup attribute, of which sparse knows nothing.
-        (
-            "arch/x86/kvm/mmu/gtdp_pass.c",
-            "context imbalance in 'gtdp_scan_batch' - wrong count at exit",
-        ),
-        (
-            "arch/x86/kvm/mmu/global_tdp.c",
-            "context imbalance in 'gtdp_populate_batch' - wrong count at exit",
-        ),
-        (
-            "arch/x86/kvm/mmu/gtdp_harvest.c",
-            "context imbalance in 'harvest_roots' - wrong count at exit",
-        ),
-        (
-            "arch/x86/kvm/mmu/tdp_populate.c",
-            "context imbalance in 'populate_under_lock' - wrong count at exit",
-        ),
-        # tdp_mmu_iter_cond_resched(), which is inlined, drops the caller's lock for a writer.
-        (
-            "arch/x86/kvm/mmu/tdp_mmu.c",
-            "context imbalance in '__tdp_mmu_zap_root' - unexpected unlock",
-        ),
-        # __kvm_handle_hva_range() locks once it has found a memslot; it is inlined, and stock
-        # has this of each of its callers, too.
-        (
-            "virt/kvm/kvm_main.c",
-            "context imbalance in 'kvm_mmu_invalidate_shared' - different lock contexts"
-            " for basic block",
-        ),
-    },
-    "7.3": set(),
+_AT_EXIT = "context imbalance in '{}' - wrong count at exit"
+_OF_612 = {
+    # guard() unlocks by a cleanup attribute, of which sparse knows nothing.
+    ("arch/x86/kvm/mmu/gtdp_pass.c", _AT_EXIT.format("gtdp_scan_batch")),
+    ("arch/x86/kvm/mmu/global_tdp.c", _AT_EXIT.format("gtdp_populate_batch")),
+    ("arch/x86/kvm/mmu/gtdp_harvest.c", _AT_EXIT.format("harvest_roots")),
+    ("arch/x86/kvm/mmu/tdp_populate.c", _AT_EXIT.format("populate_under_lock")),
+    # tdp_mmu_iter_cond_resched(), which is inlined, drops the caller's lock for a writer.
+    (
+        "arch/x86/kvm/mmu/tdp_mmu.c",
+        "context imbalance in '__tdp_mmu_zap_root' - unexpected unlock",
+    ),
+    # __kvm_handle_hva_range() locks once it has found a memslot; it is inlined, and stock
+    # has this of each of its callers, too.
+    (
+        "virt/kvm/kvm_main.c",
+        "context imbalance in 'kvm_mmu_invalidate_shared' - different lock contexts"
+        " for basic block",
+    ),
 }
-ACCEPTED = _ACCEPTED[VERSION]
+ACCEPTED = _OF_612 if VERSIONS[0] == VERSION else set()
 """What the series has and stock has not, though nothing is wrong."""
 
 Warnings = Counter[tuple[str, str]]

@@ -133,10 +133,9 @@ def _steps(wanted: Sequence[str], *, every: bool, lanes: int) -> dict[str, list[
     on_ept = partial(tests.all_on_ept, every=every)
     in_turns = partial(tests.in_turns, every=every)
 
-    # What is the same for each series was run for the oldest.
     def units() -> list[Outcome]:
         tree.ensure()
-        return unit.run(every=every or VERSIONS[0] == VERSION)
+        return unit.run()
 
     return {
         "lint": [Step("lint", _lint)],

@@ -18,8 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab.check import inside
@@ -117,7 +116,7 @@ def mmu_lock() -> None:
     each of which the host copies, and so zaps; then the host zaps all.
     """
     program = (str(RESTORE), "-m", str(_MIB), "-r", "2", _snapshot(), "plain")
-    with _off_for_new_vms():
+    with inside.written(Path("/sys/module/kvm/parameters/global_tdp"), "0"):
         told, _, text = _trace("mmu_lock.bt", program, "1")
     runs = [json.loads(line) for line in text if line.startswith('{"way"')]
     _same("runs of the guest", len(runs), 3)
@@ -267,19 +266,6 @@ def _keep(name: str) -> int | None:
     if got < 0 and ctypes.get_errno() != errno.EBADF:
         raise OSError(ctypes.get_errno(), f"pidfd_getfd of VM {name}")
     return got if got >= 0 else None
-
-
-@contextmanager
-def _off_for_new_vms() -> Iterator[None]:
-    parameter = Path("/sys/module/kvm/parameters/global_tdp")
-    before = parameter.read_text() if parameter.exists() else ""
-    if before:
-        parameter.write_text("0")
-    try:
-        yield
-    finally:
-        if before:
-            parameter.write_text(before)
 
 
 def _snapshot() -> str:

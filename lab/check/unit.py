@@ -10,29 +10,17 @@ from lab.error import LabError
 from lab.paths import ROOT, VENV_BIN
 
 _PYTEST = (
-    "-m",
-    "pytest",
-    "-q",
-    "-n",
-    "2",
-    "--dist",
-    "worksteal",
-    "-p",
-    "no:cacheprovider",
-    "-o",
-    "junit_logging=all",
-    "-o",
-    "python_classes=NONE",
+    *("-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"),
+    *("-p", "no:cacheprovider", "-o", "junit_logging=all"),
 )
 _STATES = {"failure": State.FAILED, "error": State.FAILED, "skipped": State.SKIPPED}
 
 
-def run(folder: str | Path = ROOT / "tests", *, every: bool = True) -> list[Outcome]:
-    """Return what came of `every` one, or those that depend on the series, see conftest.py."""
+def run(folder: str | Path = ROOT / "tests") -> list[Outcome]:
+    """Return what came of each."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.xml")
-        options = (f"--junit-xml={report}", *(() if every else ("-m", "series")))
-        command = (VENV_BIN / "python", *_PYTEST, *options, folder)
+        command = (VENV_BIN / "python", *_PYTEST, f"--junit-xml={report}", folder)
         # What they print would be taken for something that happens.
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if not report.exists():

@@ -14,7 +14,7 @@ judged by time.
 import argparse
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -369,23 +369,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, predict and show; 1 if the model is off, or the page tells something else."""
-    recorded = json.loads(RECORD.read_text())["records"] if RECORD.exists() else []
+    recorded = json.loads(RECORD.read_text())["records"]
     records = recorded if args.recorded else measure()
     model = Model(records)
     if args.record:
         RECORD.write_text(dump({"kernel": debian.kernel().release, "records": records}))
         plot(model, PLOT)
         recorded = records
-    _show(model)
+    for title, heads, rows in tables(model):
+        show.rows(title, heads[:1], heads[1:], rows)
     return counted.judge(_verdicts(model, Model(recorded)))
 
 
 def _verdicts(model: Model, recorded: Model) -> Iterator[Verdict]:
     """Return those on predictions, which the table has, and on what was recorded."""
     yield from (("" if check.good else check.text, check.good) for check in model.checks())
-    text = DOCUMENT.read_text() if DOCUMENT.exists() else ""
+    told = DOCUMENT.read_text().splitlines()
+    untrue = [line for line in page(recorded) if line not in told]
     for what, wrong in (
-        (f"{DOCUMENT.name} has the tables of {RECORD.name}", list(untrue(text, recorded))),
+        (f"{DOCUMENT.name} has the tables of {RECORD.name}", untrue),
         (f"inputs are within {DRIFT} % of {RECORD.name}", list(drift(model, recorded))),
     ):
         yield "\n".join((what, *wrong)), not wrong
@@ -475,30 +477,29 @@ def parse_trace(text: str) -> dict[int, Record]:
     return counts
 
 
-def untrue(text: str, model: Model) -> Iterator[str]:
-    """Return the lines of the page's tables, as the record has them, that it does not have."""
-    told = set(text.splitlines())
-    for title, lines in tables(model):
+def page(model: Model) -> Iterator[str]:
+    """Return the lines of all tables that the page has."""
+    for title, heads, rows in tables(model):
         if title != CHECKS:
-            yield from (line for line in lines if line not in told)
+            rule = ["---", *["---:"] * (len(heads) - 1)]
+            yield from (f"| {' | '.join(row)} |" for row in (heads, rule, *rows))
 
 
 CHECKS = "Checks"
 """The table that the page does not have."""
 
 
-def tables(model: Model) -> Iterator[tuple[str, list[str]]]:
-    """Return all tables, each with a title."""
-    yield "Inputs", _markdown(("what", "fixed", "a GiB", "a 2 MiB region"), _inputs(model))
-    heads = ("what", "predicted", "run", "error")
+def tables(model: Model) -> Iterator[tuple[str, Sequence[str], list[Sequence[str]]]]:
+    """Return all tables, each with a title and heads."""
+    yield "Inputs", ("what", "fixed", "a GiB", "a 2 MiB region"), _inputs(model)
     rows = [
         (check.text, _number(check.predicted), _number(check.measured), f"{check.error:+.1f} %")
         for check in model.checks()
     ]
-    yield CHECKS, _markdown(heads, rows)
+    yield CHECKS, ("what", "predicted", "run", "error"), rows
     heads = ("ms", *(f"{size(gib)}, {nodes} nodes" for gib in SIZES for nodes in NODES))
-    yield "Time to populate, and share of the lock's line", _markdown(heads, [*_times(model)])
-    yield "All else", _markdown(("what", *map(size, SIZES)), [*_rest(model)])
+    yield "Time to populate, and share of the lock's line", heads, [*_times(model)]
+    yield "All else", ("what", *map(size, SIZES)), [*_rest(model)]
 
 
 SIZES = (TIB, 12 * TIB)
@@ -506,23 +507,17 @@ NODES = (2, 8)
 VCPUS = (64, 256)
 
 
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return [f"| {' | '.join(row)} |" for row in (heads, rule, *rows)]
-
-
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _inputs(model: Model) -> list[tuple[str, ...]]:
-    rows = []
-    for case in CASES:
-        for figure, text in case.figures.items():
-            line = model.lines[case.name, case.backing, figure]
-            numbers = (line.fixed, line.per_gib, line.per_region)
-            rows.append((text, *map(_number, numbers)))
-    return rows
+def _inputs(model: Model) -> list[Sequence[str]]:
+    named = ((case, *named) for case in CASES for named in case.figures.items())
+    found = ((text, model.line(case.name, case.backing, each)) for case, each, text in named)
+    return [
+        (text, *map(_number, (line.fixed, line.per_gib, line.per_region)))
+        for text, line in found
+    ]
 
 
 def _times(model: Model) -> Iterator[tuple[str, ...]]:
@@ -545,57 +540,42 @@ def _times(model: Model) -> Iterator[tuple[str, ...]]:
 
 def _rest(model: Model) -> Iterator[tuple[str, ...]]:
     """Yield what does not depend on nodes, for each size."""
+    columns = [_of_size(model, gib) for gib in SIZES]
+    for text in columns[0]:
+        yield text, *(_number(column[text]) for column in columns)
 
-    def at(name: str, backing: str, figure: str = "ns") -> Callable[[int], float]:
-        return model.line(name, backing, figure).at
 
-    def ms(of: Callable[[int], float]) -> Callable[[int], float]:
-        return lambda gib: model.assumed.ns(of(gib)) / 1e6
+def _of_size(model: Model, gib: int) -> dict[str, float]:
+    def at(name: str, backing: str, figure: str = "ns") -> float:
+        return model.line(name, backing, figure).at(gib)
 
-    def mib(of: Callable[[int], float]) -> Callable[[int], float]:
-        return lambda gib: of(gib) / 1024
+    def ms(instructions: float) -> float:
+        return model.assumed.ns(instructions) / 1e6
 
-    rows: dict[str, Callable[[int], float]] = {
-        "page tables, 4 KiB pages, MiB": mib(at("vmm", "4k", "table_kib")),
-        "page tables, 2 MiB pages, MiB": mib(at("vmm", "thp", "table_kib")),
-        "tracker, MiB": mib(model.tracker_kib),
-        "memslots, at least": lambda gib: -(-gib // (MAX_SLOT_GIB - 1)),
+    regions = gib * REGIONS
+    return {
+        "page tables, 4 KiB pages, MiB": at("vmm", "4k", "table_kib") / 1024,
+        "page tables, 2 MiB pages, MiB": at("vmm", "thp", "table_kib") / 1024,
+        "tracker, MiB": model.tracker_kib(gib) / 1024,
+        "memslots, at least": -(-gib // (MAX_SLOT_GIB - 1)),
         "create them, ms": ms(at("sparse", "4k", "create_ns")),
         "the same without Global TDP, ms": ms(at("plain_sparse", "4k", "create_ns")),
         "follower's pass, all absent, ms": ms(at("sparse", "4k", "pass_ns")),
-        "the same with the pauses in it, s": model.vain_seconds,
+        "the same with the pauses in it, s": model.vain_seconds(gib),
         "follower's pass, nothing to do, ms": ms(at("follower", "4k", "done_ns")),
-        "mark what is zapped, was complete, ms": ms(lambda gib: model.mark() * gib * REGIONS),
-        "mark what is zapped, is pending, ms": ms(
-            lambda gib: model.mark_awaited() * gib * REGIONS
-        ),
+        "mark what is zapped, was complete, ms": ms(model.mark() * regions),
+        "mark what is zapped, is pending, ms": ms(model.mark_awaited() * regions),
         "end the VM, all mapped by 4 KiB, ms": ms(at("vmm", "4k", "free_ns")),
         "end the VM, all mapped by 2 MiB, ms": ms(at("vmm", "thp", "free_ns")),
     }
-    for text, of in rows.items():
-        yield text, *(_number(of(gib)) for gib in SIZES)
-
-
-def _show(model: Model) -> None:
-    for title, lines in tables(model):
-        (first, _, *rest) = [line.strip("| ").split(" | ") for line in lines]
-        show.rows(title, first[:1], first[1:], rest)
 
 
 def plot(model: Model, path: Path) -> None:
     """Draw what is predicted as lines, what was run as points."""
-    figures = (
-        ("vmm", "4k", "ns"),
-        ("vmm", "thp", "ns"),
-        ("sparse", "4k", "pass_ns"),
-        ("follower", "4k", "done_ns"),
-        ("vmm", "4k", "free_ns"),
-    )
-    memory = (
-        ("vmm", "4k", "table_kib"),
-        ("vmm", "thp", "table_kib"),
-        ("sparse", "4k", "vmalloc_kib"),
-    )
+    figures = (("vmm", "4k", "ns"), ("vmm", "thp", "ns"), ("sparse", "4k", "pass_ns"))
+    figures += (("follower", "4k", "done_ns"), ("vmm", "4k", "free_ns"))
+    memory = (("vmm", "4k", "table_kib"), ("vmm", "thp", "table_kib"))
+    memory += (("sparse", "4k", "vmalloc_kib"),)
     cases = {(case.name, case.backing): case for case in CASES}
     with show.figure(path, 2, width=4.7, height=4.2) as (figure, (axes,)):
         color = 0
