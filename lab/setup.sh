@@ -77,20 +77,12 @@ install_packages() {
 		die "apt-get install failed: $(reason) (see $log)"
 }
 
-find_python() {
-	for python in /usr/bin/python3 python3; do
-		"$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
-			2>/dev/null && return
-	done
-	die "no python3 of at least 3.11 with venv; run: apt-get install python3 python3-venv"
-}
-
 # What is there is kept: other commands may be running from it.
 install_python() {
 	cmp -s lab/requirements.txt build/venv/requirements.txt && return
 	echo "lab: Python packages of lab/requirements.txt into build/venv"
 	rm -rf build/venv
-	run "$python" -m venv build/venv || die "python3 -m venv failed (see $log)"
+	run /usr/bin/python3 -m venv build/venv || die "python3 -m venv failed (see $log)"
 	run build/venv/bin/pip install -q -r lab/requirements.txt ||
 		die "pip install failed: $(reason) (is the network up? see $log)"
 	cp lab/requirements.txt build/venv/
@@ -116,6 +108,5 @@ free=$(df -Pk build | awk -v used="$used" 'NR == 2 { print int(($4 + used) / 104
 rm -f "$stamp"
 : >"$log"
 install_packages
-find_python
 install_python
 date >"$stamp"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.check.assigned import judge, words
+from lab.check.assigned import inside, judge
 from lab.check.assigned.config import Case, Phase, Report, Round
 from lab.check.guests import OFF, ON, STOCK, failure
 from lab.check.outcome import Outcome, State
@@ -20,15 +20,15 @@ GONE = "drive: gone, by Input/output error\n"
 def test_words() -> None:
     """Half a line is no round."""
     text = "drive: up\r\n" + ONE + ROUND.format(1, "cpu", 7, 2)
-    assert words.rounds(text) == [Round(0, True, 0, 64, 0), Round(1, False, 7, 64, 2)]
-    assert words.rounds(ROUND.format(0, "drive", 0, 12)[:-3]) == []
-    assert words.rounds("drive: round 0 by drive toggles 0 bytes 671\n") == []
+    assert inside.rounds(text) == [Round(0, True, 0, 64, 0), Round(1, False, 7, 64, 2)]
+    assert inside.rounds(ROUND.format(0, "drive", 0, 12)[:-3]) == []
+    assert inside.rounds("drive: round 0 by drive toggles 0 bytes 671\n") == []
     told = "FAILED there is none: No such"
     assert [failure(text, "drive") for text in (f"drive: {told}\r\n", GONE)] == [told, ""]
-    assert [words.gone(text) for text in (f"x\n{GONE}", ONE)] == [True, False]
+    assert [inside.gone(text) for text in (f"x\n{GONE}", ONE)] == [True, False]
     said = ("[ 1.0] Linux\n", "drive: up\n", ONE)
     wanted = ["booting", "looking for the drive", "1 rounds"]
-    assert [words.progress(text) for text in said] == wanted
+    assert [inside.progress(text) for text in said] == wanted
 
 
 def a_case(side: str, faults: int = 9) -> Case:

@@ -1,7 +1,6 @@
 """What `make test WHAT=debug` holds against the series, and what not."""
 
 import itertools
-import os
 import subprocess
 from pathlib import Path
 from unittest import mock
@@ -15,18 +14,6 @@ from lab.paths import VERSION, VERSIONS
 
 PASSED, FAILED, SKIPPED = State
 KVM = {"kvm_faultin_pfn", "kvm_mmu_invalidate_end", "fill_holes", "tdp_mmu_zap_spte"}
-
-
-def test_a_configuration_of_an_older_fragment_is_not_kept(tmp_path: Path) -> None:
-    config, *fragments = (tmp_path / name for name in (".config", "a", "b"))
-    for number, fragment in enumerate(fragments):
-        fragment.touch()
-        os.utime(fragment, (100 + number, 100 + number))
-    assert debug._is_older(config, fragments)
-    config.touch()
-    assert not debug._is_older(config, fragments)
-    os.utime(config, (100, 100))
-    assert debug._is_older(config, fragments)
 
 
 def test_a_series_must_not_say_otherwise_in_what_all_have() -> None:

@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 
-from lab.demo import cli, inside, kvm, report, retry, stamps
+from lab.demo import cli, inside, kvm, report, stamps
 from lab.demo.config import Case, Demo, Job, Side
 from lab.demo.stamps import Verdict
-from lab.demo.vm import QemuGoneError, VmError
+from lab.demo.vm import QemuGoneError, VmError, complaint
 from lab.error import LabError
 
 _PANIC = "stamps: cpu 0 ready pages 9\n[    7.5] Kernel panic - not syncing: Attempted\n"
@@ -53,9 +53,9 @@ def test_complaints() -> None:
         "[ 1.0] BUG: unable to handle page fault for address: 0\n",
         "[ 1.0] reboot: Restarting system\n",
     ):
-        told = retry.complaint(text)
+        told = complaint(text)
         assert told and told in text
-    assert retry.complaint("stamps: cpu 0 pass 1 pages 9 mismatches 0\n") == ""
+    assert complaint("stamps: cpu 0 pass 1 pages 9 mismatches 0\n") == ""
 
 
 @pytest.mark.parametrize(

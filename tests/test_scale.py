@@ -3,14 +3,13 @@
 import json
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lab.error import LabError
 from lab.measure import scale
-from lab.measure.scale import Assumptions, Check, Line, Model, Record
+from lab.measure.scale import Check, Line, Model, Record
 
 
 def grows(gib: float) -> int:
@@ -71,35 +70,6 @@ def test_the_error() -> None:
         *((0, 0, True), (1, 0, False)),
     ):
         assert Check("", predicted, found).good is good, predicted
-
-
-def test_predictions_of_what_can_not_be_run() -> None:
-    # A million instructions a GiB, one a nanosecond; an acquisition a region.
-    assumed = replace(Assumptions(), ghz=1, ipc=1, line_ns=((2, 100), (8, 200)))
-    model = Model(records(lambda gib: int(1_000_000 * gib)), assumed)
-    # One thread never waits; several wait for cache lines, with 5 atomics of 100 ns a region.
-    assert model.populate_ns("4k", 64, 1, 2) == 64e6
-    assert model.populate_ns("4k", 1, 2, 2) == (1e6 + 512 * 500) / 2
-    # No faster than the lines of the lock.
-    assert model.populate_ns("4k", 1, 8, 8) == 512 * 2 * 200
-    assert model.line_share("4k", 8, 2) == pytest.approx(8 * 512 / 1e6 * 2 * 100, abs=5e-4)
-    # Faults come to a limit.
-    one = model.fault_ns(1, 1, 2) / scale.PAGES
-    assert one == pytest.approx(3448 + 1200 + 3 * 100, abs=5e-8)
-    assert {model.fault_ns(1, vcpus, 2) for vcpus in (64, 256)} == {scale.PAGES * 200}
-    # Vain passes of a large VM take long.
-    assert model.vain_seconds(8) < 1
-    assert model.vain_seconds(4096) == pytest.approx(21 * 4.096, abs=5e-4)
-
-
-def test_what_only_one_of_two_has() -> None:
-    made = records()
-    for got in made:
-        if got["case"] in ("zap", "sparse") and not got.get("traced"):
-            got |= {key: got[key] * 2 for key in ("ns", "zap_ns", "vmalloc_kib") if key in got}
-    model = Model(made)
-    assert (model.mark(), model.mark_awaited()) == (4, 8)
-    assert model.tracker_kib(1) == 3048
 
 
 def test_what_the_program_and_the_tracer_print() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from lab.check import report
 from lab.check.outcome import Outcome, State, judged, tail
 from lab.check.report import Part
-from lab.demo import guest, kvm, retry
+from lab.demo import guest, kvm
 from lab.demo.config import Job, Side
-from lab.demo.vm import Progress, Setting, Vm, VmError
+from lab.demo.vm import Progress, Setting, Vm, VmError, no_complaint
 from lab.machine import npt, params
 from lab.paths import VENV_BIN
 from lab.source import debian
@@ -97,7 +97,7 @@ def live(
 ) -> None:
     """Take a guest through its life, in the lab machine; its kernel must not complain."""
     kvm.set_parameter(on=side == ON)
-    with tempfile.TemporaryDirectory() as name, retry.no_complaint(Path(name)):
+    with tempfile.TemporaryDirectory() as name, no_complaint(Path(name)):
         column = Side(side, parameter=side == ON)
         at = Setting(job, column, backend, Path(), Path(name), Progress())
         asyncio.run(life(at))

@@ -128,7 +128,15 @@ def _most(found: Iterable[Warnings]) -> Warnings:
 
 
 def _look_at(tree: Path, name: str) -> Warnings:
-    command = _arguments(name, tree)
+    source = KMOD / name
+    saved = source.with_name(f".{source.stem}.o.cmd")
+    if not saved.exists():
+        raise LabError(f"{name} is not compiled: run make modules")
+    # What the compiler was told for build/modules, as Kbuild has it, with the paths of `tree`.
+    compiler = saved.read_text().splitlines()[0].partition(" := ")[2].partition(" ; ")[0]
+    words = [word.replace(f"{KMOD}/", f"{tree}/") for word in shlex.split(compiler)]
+    first = next(number for number, word in enumerate(words) if word.startswith("-"))
+    command = [word for word in words[first:] if not word.startswith("-Wp,")]
     # Newer kernels have it compiled by a relative path, where the sources are.
     relative = not command[-1].startswith("/")
     done = subprocess.run(
@@ -143,30 +151,7 @@ def _look_at(tree: Path, name: str) -> Warnings:
     if done.returncode or error:
         # It warns of nothing more then.
         raise LabError(f"sparse: {error[0] if error else f'failed on {tree / name}'}")
-    return parse(done.stderr, tree)
-
-
-def _arguments(name: str, tree: Path) -> list[str]:
-    """Return what the compiler was told for build/modules, with the paths of `tree`."""
-    source = KMOD / name
-    saved = source.with_name(f".{source.stem}.o.cmd")
-    if not saved.exists():
-        raise LabError(f"{name} is not compiled: run make modules")
-    return arguments(saved.read_text(), KMOD, tree)
-
-
-def arguments(saved: str, of: Path, tree: Path) -> list[str]:
-    """Return the compiler's arguments that Kbuild has saved, with `tree` in place of `of`."""
-    _, _, command = saved.splitlines()[0].partition(" := ")
-    compiler, _, _ = command.partition(" ; ")
-    words = [word.replace(f"{of}/", f"{tree}/") for word in shlex.split(compiler)]
-    first = next(number for number, word in enumerate(words) if word.startswith("-"))
-    return [word for word in words[first:] if not word.startswith("-Wp,")]
-
-
-def parse(text: str, tree: Path) -> Warnings:
-    """Return the warnings in what sparse printed about a file of `tree`."""
-    return Counter((_place(path, tree), told) for path, told in _WARNING.findall(text))
+    return Counter((_place(path, tree), told) for path, told in _WARNING.findall(done.stderr))
 
 
 def _place(path: str, tree: Path) -> str:

@@ -122,7 +122,7 @@ def check(args: argparse.Namespace) -> int:
     parameters, too.
     """
     wanted = args.tests.split()
-    steps = _once(tests.inner, wanted, _LANES, checked=args.checked)
+    steps = _once("not_inner", wanted, _LANES, checked=args.checked)
     return report.show(_run(steps, build=True, wanted=wanted))
 
 
@@ -131,7 +131,6 @@ def _steps(wanted: Sequence[str], *, every: bool, lanes: int) -> dict[str, list[
     ept = f"series' tests, EPT, {ON}"
     npt, checked = f"series' tests, NPT, {ON}, {_CHECKED}", {"checked": True}
     on_ept = partial(tests.all_on_ept, every=every)
-    in_turns = partial(tests.in_turns, every=every)
 
     def units() -> list[Outcome]:
         tree.ensure()
@@ -140,7 +139,7 @@ def _steps(wanted: Sequence[str], *, every: bool, lanes: int) -> dict[str, list[
     return {
         "lint": [Step("lint", _lint)],
         "unit": [Step("unit tests of the lab", units, early=True)],
-        "once": _once(tests.spread, wanted, lanes, checked=True),
+        "once": _once("not_once", wanted, lanes, checked=True),
         "npt": [
             Step(f"series' tests, NPT, {OFF}", partial(_npt, tests.by_parameter, wanted, OFF)),
             Step(npt, partial(_npt, tests.on_npt, wanted, **checked), minutes=20, **checked),
@@ -158,7 +157,7 @@ def _steps(wanted: Sequence[str], *, every: bool, lanes: int) -> dict[str, list[
             Step(ept, partial(_ept, on_ept, wanted), minutes=13),
             Step(
                 f"{ept}, 2 CPUs",
-                partial(_ept, in_turns, wanted, "ept, 2 CPUs", cpus=2, quantum=3),
+                partial(_ept, tests.in_turns, wanted, "ept, 2 CPUs", cpus=2, quantum=3),
                 minutes=5,
             ),
         ],
@@ -303,20 +302,22 @@ def _other(version: str, command: Sequence[str], seconds: float = _NEWER_SECONDS
 
 
 def _once(
-    spread: Callable[[int], list[list[Test]]],
+    but: str,
     wanted: Sequence[str],
     lanes: int,
     *,
     checked: bool,
 ) -> list[Step]:
-    """Return what runs the series' tests, each in one machine; or all ways of the wanted."""
+    """Return what runs the series' tests but some once each; or the wanted in all ways."""
     title = f"series' tests, NPT, {ON}{f', {_CHECKED}' * checked}"
     if wanted:
         do = partial(_npt, tests.on_npt, wanted, checked=checked)
         return [Step(title, do, checked=checked)]
 
     def share(lane: int) -> list[Outcome]:
-        return _npt(lambda _: spread(lanes)[lane], (), share=(lane, lanes), checked=checked)
+        return _npt(
+            lambda _: tests.spread(lanes, but)[lane], (), share=(lane, lanes), checked=checked
+        )
 
     return [
         Step(

@@ -213,20 +213,9 @@ def on_npt(wanted: Sequence[str] = ()) -> list[Test]:
     return [*plain, *variants("npt", wanted), *delayed(wanted), *mapped(wanted)]
 
 
-def inner(lanes: int) -> list[list[Test]]:
-    """Return what the inner loop runs, by machine.
-
-    All but some that are long, for it to stay under two minutes.
-    """
-    return _spread(_without(_OURS["not_inner"]), lanes)
-
-
-def spread(lanes: int) -> list[list[Test]]:
-    """Return what newer series run, by machine."""
-    return _spread(_without(_OURS["not_once"]), lanes)
-
-
-def _spread(chosen: Iterable[Test], lanes: int) -> list[list[Test]]:
+def spread(lanes: int, but: str) -> list[list[Test]]:
+    """Return the series' tests by machine, for each to be run once, but some of tests.toml."""
+    chosen = _without(_OURS[but])
     by_lane: list[list[Test]] = [[] for _ in range(lanes)]
     sums = [0] * lanes
     for test in sorted(chosen, key=lambda test: -_SECONDS.get(test.short, 3)):
@@ -255,7 +244,7 @@ def dax(wanted: Sequence[str] = ()) -> list[Test]:
     return [test for test in on_machine("pmem", wanted) if test.argv[0] != "sh"]
 
 
-def in_turns(wanted: Sequence[str] = (), *, every: bool = True) -> list[Test]:
+def in_turns(wanted: Sequence[str] = ()) -> list[Test]:
     """Return the tests of the series that Bochs runs on two CPUs."""
     args = {name: words.split() for name, words in DATA["in_turns"].items()}
     return [replace(test, argv=(*test.argv, *args[test.short])) for test in _of(args, wanted)]

@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from lab import shell
-from lab.demo import kvm, retry, scenario
+from lab.demo import kvm, scenario
 from lab.demo.config import BACKENDS, Case, Demo, Job, Side
-from lab.demo.vm import Progress, QemuGoneError, Setting, VmError
+from lab.demo.vm import (
+    Progress,
+    QemuGoneError,
+    Setting,
+    VmError,
+    may_repeat,
+    no_complaint,
+)
 from lab.error import LabError
 
 _STOOD = "the lab's machine stood still"
@@ -35,7 +42,7 @@ def main() -> int:
         why = f"{_STOOD} after {done} cases"
         side = job.sides[done % len(job.sides)]
         stood = sum(told.startswith(_STOOD) for told in demo.repeated)
-        if not retry.may_repeat(stood, global_tdp=side.global_tdp):
+        if not may_repeat(stood, global_tdp=side.global_tdp):
             demo.error = f"{why}, in one {'with' if side.global_tdp else 'without'} Global TDP"
             demo.save(path)
             return 1
@@ -83,11 +90,11 @@ def _tried(do: Callable[[Path, Progress], _T], what: str, side: Side, demo: Demo
         try:
             with (
                 tempfile.TemporaryDirectory() as directory,
-                retry.no_complaint(Path(directory)),
+                no_complaint(Path(directory)),
             ):
                 return do(Path(directory), Progress())
         except QemuGoneError as error:
-            if not retry.may_repeat(times, global_tdp=side.global_tdp):
+            if not may_repeat(times, global_tdp=side.global_tdp):
                 raise
             demo.repeated.append(f"{what}: {error}")
             print(f"demo: {demo.repeated[-1]}; once more", flush=True)

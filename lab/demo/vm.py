@@ -5,7 +5,7 @@ import contextlib
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -21,6 +21,16 @@ SPARE_MIB = 160
 """Guest memory without stamps: its kernel, and some air."""
 
 _TAIL = 15
+# Of what ended by itself, nothing may be run again that Global TDP may have done. A guest whose
+# kernel has complained has failed, on whatever side.
+AGAIN = 2
+"""How often a case is run again at most."""
+
+_COMPLAINT = re.compile(
+    r"^.*(?:Kernel panic|\bOops\b|BUG: |kernel BUG at|WARNING: |general protection fault"
+    r"|unable to handle|double fault|Attempted to kill init|reboot: |Rebooting in ).*$",
+    re.M,
+)
 _LOOK = ("info registers -a", "info lapic 0", "info lapic 1", "info registers -a")
 _LOOK_SECONDS = 10
 _MONITOR = "human-monitor-command"
@@ -271,3 +281,27 @@ def _memory(setting: Setting) -> list[str]:
     ram = f"{kind[setting.backend]},id=pc.ram,size={setting.job.mem_mib}M"
     shared = ",aux-ram-share=on" * (setting.job.mode == "cpr-transfer")
     return [f"-object={ram}", f"-machine=q35,memory-backend=pc.ram{shared}"]
+
+
+def may_repeat(times: int, *, global_tdp: bool) -> bool:
+    """Whether what ended by itself may be run again, after it was so many times."""
+    return not global_tdp and times < AGAIN
+
+
+def complaint(console: str) -> str:
+    """Return the first line in which a guest's kernel tells of its end; "" is none."""
+    found = _COMPLAINT.search(console.replace("\r", ""))
+    return found[0].strip() if found else ""
+
+
+@contextlib.contextmanager
+def no_complaint(directory: Path) -> Iterator[None]:
+    """See in the end what all guests of a case have said: VmError if one complains."""
+    try:
+        yield
+    finally:
+        for path in sorted(directory.glob("*.console")):
+            text = path.read_text(errors="replace")
+            if told := complaint(text):
+                tail = "\n".join(text.splitlines()[-_TAIL:])
+                raise VmError(f"{path.stem}: the guest's kernel complains: {told}", tail)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from lab.check import guests
-from lab.check.assigned import memory, words
+from lab.check.assigned import memory
 from lab.check.assigned.config import Case, Phase, Report, Round
 from lab.check.assigned.memory import Memory
 from lab.demo import kvm
@@ -31,12 +31,36 @@ _SKIPPED = 1 << 20
 
 _SAMPLE = 0.01
 
+_ROUND = re.compile(
+    r"^drive: round (\d+) by (drive|cpu) toggles (\d+) bytes (\d+) mismatches (\d+)\r?\n", re.M
+)
+
+
+def rounds(console: str) -> list[Round]:
+    """Return those that have ended."""
+    return [
+        Round(int(number), by == "drive", int(toggles), int(size) >> 20, int(wrong))
+        for number, by, toggles, size, wrong in _ROUND.findall(console)
+    ]
+
+
+def gone(console: str) -> bool:
+    """Return whether the guest has seen that it has no drive any more."""
+    return bool(re.search(r"^drive: gone\b", console, re.M))
+
+
+def progress(console: str) -> str:
+    """Return how far the guest is."""
+    if done := rounds(console):
+        return f"{len(done)} rounds"
+    return "looking for the drive" if "drive: " in console else "booting"
+
 
 class Guest(Vm):
     """A guest that tells of rounds."""
 
     def how_far(self, text: str) -> str:
-        return words.progress(text)
+        return progress(text)
 
 
 def main() -> int:
@@ -127,7 +151,7 @@ class Life:
     async def _watch(self) -> None:
         while True:
             self._sample()
-            ended = words.rounds(self.vm.text())
+            ended = rounds(self.vm.text())
             for each in ended[len(self._case.rounds) :]:
                 self._end(each)
             await asyncio.sleep(_SAMPLE)
@@ -189,10 +213,10 @@ async def _unplug(life: Life) -> None:
         except TimeoutError:
             raise vm.error(f"the drive is not unplugged after {SECONDS} s") from None
 
-    def gone(text: str) -> bool:
-        return life.heard(text) and words.gone(text)
+    def sees(text: str) -> bool:
+        return life.heard(text) and gone(text)
 
-    await vm.said("the guest still sees its drive", gone, SECONDS)
+    await vm.said("the guest still sees its drive", sees, SECONDS)
 
 
 async def _address(vm: Vm) -> int:

@@ -180,13 +180,10 @@ def build(kind: str, *, stock: bool, flags: Sequence[str] = ()) -> Path:
     make = root.command("make", "-C", source, f"O={output}", "ARCH=x86", "-j2")
     fragments = [_FRAGMENTS / f"{name}.config" for name in ("base", VERSION, kind)]
     console.print(f"Building the {kind} kernel, some 20 minutes of a CPU")
-    # Not .config, which is there before it is whole.
-    merged = output / "merged"
-    if _is_older(merged, fragments):
-        shell.output(*make, "tinyconfig")
-        merge = (source / "scripts/kconfig/merge_config.sh", "-m", "-O", output)
-        shell.output(*merge, output / ".config", *fragments, cwd=source)
-        merged.touch()
+    # What comes out as it was is not built again.
+    shell.output(*make, "tinyconfig")
+    merge = (source / "scripts/kconfig/merge_config.sh", "-m", "-O", output)
+    shell.output(*merge, output / ".config", *fragments, cwd=source)
     shell.output(*make, "olddefconfig")
     _check(output / ".config", fragments)
     options = (f"CC=ccache {root.COMPILER}", "KBUILD_BUILD_TIMESTAMP=@0", *flags)
@@ -202,13 +199,6 @@ def _stock_source() -> Path:
         shutil.rmtree(source, ignore_errors=True)
         git("worktree", "add", "-q", "--detach", source, BASE)
     return source
-
-
-def _is_older(merged: Path, fragments: list[Path]) -> bool:
-    """Whether fragments were not merged, or before one of them was written."""
-    if not merged.exists():
-        return True
-    return merged.stat().st_mtime < max(fragment.stat().st_mtime for fragment in fragments)
 
 
 def _check(config: Path, fragments: list[Path]) -> None:
