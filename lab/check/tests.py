@@ -41,6 +41,7 @@ MANNERS = "global_tdp_manners_test"
 _SCRIPTS = {"x86_64/nx_huge_pages_test": "x86_64/nx_huge_pages_test.sh"}
 """Programs that want the shell script beside them to be run."""
 
+DISK = '. "$LAB_GUEST/disk.sh"'
 _MODULES = '. "$LAB_GUEST/modules.sh"'
 _TRACED = 'trace 1 && "$0" "$@"; s=$?; trace 0'
 _NX = "/sys/module/kvm/parameters/nx_huge_pages"
@@ -132,9 +133,14 @@ def ours(wanted: Sequence[str] = ()) -> list[Test]:
     return [test for test in tests if not wanted or test.name in wanted]
 
 
+def is_on_disk(program: str) -> bool:
+    """Return whether the files of a test of the series are on a disk where there is one."""
+    return Test(program.removeprefix("x86_64/"), ()).short in _OURS["on_disk"]
+
+
 def _own(test: Test) -> Test:
-    if test.short in _OURS["on_disk"]:
-        return test.within("", '. "$LAB_GUEST/disk.sh"; exec "$0" "$@"')
+    if is_on_disk(test.name):
+        return test.within("", f'{DISK}; exec "$0" "$@"')
     if test.short in _OURS["random"]:
         return replace(test, argv=(*test.argv, "-s", seed()))
     return test
