@@ -125,7 +125,7 @@ class Broken:
 
 
 def _disk(program: str) -> str:
-    return f"{tests.DISK}\n" if tests.is_on_disk(program.split()[0]) else ""
+    return f"{tests.DISK}\n" if tests.is_on_disk(program.split(maxsplit=1)[0]) else ""
 
 
 def configure(command: argparse.ArgumentParser) -> None:
@@ -171,12 +171,11 @@ def apply(broken: Broken, source: Path, *options: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build and test them one by one; 1 if a test did not notice."""
-    chosen = load()
-    if args.only:
-        chosen = [broken for broken in chosen if any(text in broken.about for text in args.only)]
+    wanted = args.only or [""]
+    chosen = [broken for broken in load() if any(text in broken.about for text in wanted)]
     if not chosen:
         where = PATCHES.relative_to(ROOT)
-        raise LabError(f"--only {' '.join(args.only)}: no such promise or file in {where}")
+        raise LabError(f"--only {' '.join(wanted)}: no such promise or file in {where}")
     for checked in {False, *(bool(broken.checked) for broken in chosen)}:
         modules.build(checked=checked)
     selftests.build()

@@ -5,6 +5,10 @@
  * faults instead of N, and nothing is allocated for pages that are absent.  Where
  * a page table exists, what is around is mapped, and more if the guest uses that.
  */
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "test_util.h"
 #include "kvm_util.h"
 #include "processor.h"
@@ -16,6 +20,9 @@
 
 #define HOST_TAG	1
 #define GUEST_TAG	1000000
+
+/* For which another thread has been discarding a page when the vCPU faults. */
+#define DISCARD_USECS	2000
 
 static struct kvm_vm *create(u64 features, struct kvm_vcpu **vcpu)
 {
@@ -212,6 +219,39 @@ static bool test_late(void)
 	return true;
 }
 
+static void *discard_page(void *hva)
+{
+	TEST_ASSERT(!madvise(hva, PAGE_SIZE, MADV_DONTNEED), "madvise()");
+	return NULL;
+}
+
+/* A page that the host is just taking away is not in the page table that a fault links. */
+static bool test_discarded(void)
+{
+	struct kvm_vcpu *vcpu;
+	struct gtdp_mem mem;
+	struct kvm_vm *vm;
+	pthread_t thread;
+	u64 i;
+
+	vm = create(KVM_GLOBAL_TDP_FAULT_AROUND, &vcpu);
+	gtdp_mem_alloc(&mem, GTDP_ANON, MEM_SIZE, 0);
+	gtdp_stamp(mem.hva, NR_PAGES, HOST_TAG);
+	gtdp_add_slot(vm, GTDP_SLOT, 0, GTDP_GPA, &mem);
+
+	for (i = 0; i < NR_PAGES; i += GTDP_REGION_PAGES) {
+		pthread_create(&thread, NULL, discard_page, mem.hva + (i + 1) * PAGE_SIZE);
+		usleep(DISCARD_USECS);
+		gtdp_run(vcpu, GTDP_CHECK, GTDP_GPA + i * PAGE_SIZE, 1, HOST_TAG + i);
+		pthread_join(thread, NULL);
+		gtdp_run(vcpu, GTDP_CHECK_ZERO, GTDP_GPA + (i + 1) * PAGE_SIZE, 1, 0);
+	}
+
+	kvm_vm_free(vm);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
 static const struct gtdp_test tests[] = {
 	{ "off", test_off },
 	{ "on", test_on },
@@ -222,6 +262,7 @@ static const struct gtdp_test tests[] = {
 	{ "parameter is never", test_never },
 	{ "absent pages", test_absent },
 	{ "late pages", test_late },
+	{ "a page that is being discarded", test_discarded },
 };
 
 int main(void)

@@ -195,6 +195,107 @@ static bool test_reset_vs_write(void)
 	return run(false, true);
 }
 
+/*
+ * Pages that are so far apart that each is reset, or cleared, by itself, beside a call that
+ * maps other memory, and by how much that may take longer than alone, for other reasons.
+ */
+#define NR_APART	64
+#define APART		64
+#define BESIDE_SIZE	SZ_128M
+#define BESIDE_NS	100000000
+#define BESIDE_GPA	(GTDP_GPA + NR_APART * APART * PAGE_SIZE)
+
+/* On any CPU but that of the thread that does not wait, if there is another. */
+static void *populate_thread(void *arg)
+{
+	sched_setaffinity(0, sizeof(cpu_set_t), arg);
+	gtdp_populate_full(vm, BESIDE_GPA, BESIDE_SIZE);
+	return NULL;
+}
+
+/* Returns how long it takes to have all pages logged anew, one by one. */
+static u64 time_clear(void)
+{
+	static unsigned long log[NR_APART * APART / BITS_PER_LONG];
+	struct timespec start;
+	u64 ns = 0;
+	int i, nr;
+
+	for (i = 0; i < NR_APART; i++) {
+		write_pages(i * APART, 1);
+		nr = has_ring ? gtdp_read_ring(vcpu, harvested, log, NR_APART * APART, true) : 1;
+		memset(log, 0xff, sizeof(log));
+
+		clock_gettime(CLOCK_MONOTONIC, &start);
+		if (has_ring)
+			TEST_ASSERT_EQ(kvm_vm_reset_dirty_ring(vm), nr);
+		else
+			kvm_vm_clear_dirty_log(vm, GTDP_SLOT, log, i * APART, APART);
+		ns += timespec_to_ns(timespec_elapsed(start));
+		harvested += nr;
+	}
+	return ns;
+}
+
+/* Who holds mmu_lock for read, too, is not waited for, however slow. */
+static bool run_beside(bool ring)
+{
+	u64 before, alone, beside = UINT64_MAX;
+	cpu_set_t cpus, cpu, others;
+	struct gtdp_mem other;
+	pthread_t thread;
+	int i;
+
+	sched_getaffinity(0, sizeof(cpus), &cpus);
+	CPU_ZERO(&cpu);
+	CPU_SET(sched_getcpu(), &cpu);
+	CPU_XOR(&others, &cpus, &cpu);
+	sched_setaffinity(0, sizeof(cpu), &cpu);
+
+	harvested = 0;
+	has_ring = ring;
+	vm = __gtdp_vm_create(KVM_GLOBAL_TDP_POPULATE, ring ? RING_SIZE : 0, 1, &vcpu);
+	if (!has_ring)
+		vm_enable_cap(vm, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+			      KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE);
+	gtdp_prefault_code(vcpu);
+	gtdp_mem_alloc(&mem, GTDP_ANON, NR_APART * APART * PAGE_SIZE, 0);
+	gtdp_add_slot(vm, GTDP_SLOT, KVM_MEM_LOG_DIRTY_PAGES, GTDP_GPA, &mem);
+	gtdp_mem_alloc(&other, GTDP_ANON, BESIDE_SIZE, 0);
+	TEST_ASSERT(!madvise(other.hva, BESIDE_SIZE, MADV_POPULATE_READ), "madvise()");
+
+	time_clear();
+	alone = time_clear();
+	for (i = 0; i < NR_TRIES && beside > 10 * alone + BESIDE_NS; i++) {
+		gtdp_add_slot(vm, GTDP_SLOT + 1, 0, BESIDE_GPA, &other);
+		before = gtdp_nr_populated(vm);
+		pthread_create(&thread, NULL, populate_thread, &others);
+		gtdp_wait_until(gtdp_nr_populated(vm) > before);
+		beside = time_clear();
+		pthread_join(thread, NULL);
+		gtdp_delete_slot(vm, GTDP_SLOT + 1);
+	}
+	ksft_print_msg("%lu us alone, %lu us beside a call\n", alone / 1000, beside / 1000);
+	TEST_ASSERT(beside <= 10 * alone + BESIDE_NS, "%s waits for a call that populates",
+		    ring ? "Resetting a ring" : "Clearing the log");
+
+	sched_setaffinity(0, sizeof(cpus), &cpus);
+	kvm_vm_free(vm);
+	gtdp_mem_free(&other);
+	gtdp_mem_free(&mem);
+	return true;
+}
+
+static bool test_reset_beside(void)
+{
+	return run_beside(true);
+}
+
+static bool test_clear_beside(void)
+{
+	return run_beside(false);
+}
+
 static u64 prefaulted_gpa;
 
 static void *prefault_thread(void *arg)
@@ -392,6 +493,8 @@ static const struct gtdp_test tests[] = {
 	{ "clearing the log while pages become writable loses no write", test_clear_vs_write },
 	{ "resetting a ring while pages are mapped loses no write", test_reset_vs_map },
 	{ "resetting a ring while pages become writable loses no write", test_reset_vs_write },
+	{ "clearing the log does not wait for populating", test_clear_beside },
+	{ "resetting a ring does not wait for populating", test_reset_beside },
 	{ "what is written beside a prefault is logged", test_prefault },
 	{ "looking at much memory lets others run", test_yield },
 	{ "looking at much memory lets others change memslots", test_brief },

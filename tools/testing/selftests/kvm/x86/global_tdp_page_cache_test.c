@@ -6,6 +6,7 @@
  * nor made; and that what userfaultfd or the VMM's own mapping guards stays alone.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -433,10 +434,6 @@ static bool drop_cache(struct gtdp_mem *mem, size_t kept)
 	return false;
 }
 
-/*
- * A page that the host has read ahead, and that has it read more as soon as it is touched, is
- * not touched for there to be a page table.
- */
 /* What the host reads ahead is resident once it has been read. */
 static u64 wait_resident(void *hva, size_t size)
 {
@@ -450,9 +447,13 @@ static u64 wait_resident(void *hva, size_t size)
 	return resident;
 }
 
+/*
+ * A page that the host has read ahead, and that has it read more as soon as it is touched, is
+ * not touched for there to be a page table.
+ */
 static bool test_read_ahead(void)
 {
-	u64 resident;
+	u64 resident, after;
 	struct env env;
 	char buf[SZ_16K];
 	int i;
@@ -475,9 +476,8 @@ static bool test_read_ahead(void)
 	resident = wait_resident(env.mem.hva, MEM_SIZE);
 
 	populate_cached(env.vm);
-	TEST_ASSERT(gtdp_nr_resident(env.mem.hva, MEM_SIZE) == resident,
-		    "%lu pages were read, not %lu", gtdp_nr_resident(env.mem.hva, MEM_SIZE),
-		    resident);
+	after = wait_resident(env.mem.hva, MEM_SIZE);
+	TEST_ASSERT(after == resident, "%lu pages were read, not %lu", after, resident);
 
 	destroy(&env);
 	return true;
@@ -882,6 +882,188 @@ static bool test_looked_up_again(void)
 	return tested;
 }
 
+/* For so long, another page is zapped beside a write. */
+#define ZAPPED_USECS	100000
+
+static bool zapping;
+
+static void *zap_other_pages(void *env)
+{
+	while (!READ_ONCE(stop)) {
+		zap_other_page(env);
+		WRITE_ONCE(zapping, true);
+	}
+	return NULL;
+}
+
+/*
+ * Returns false if a write was still busy with its first fault when the host had taken away
+ * another page for a while, again and again.  Each has a CPU of its own, if there are two.
+ */
+static bool write_beside_zaps(void)
+{
+	cpu_set_t cpus, cpu, others;
+	u64 taken, fixed;
+	pthread_t threads[2];
+	struct env env;
+	int i;
+
+	TEST_ASSERT(create(&env, POPULATE, GTDP_ANON, GTDP_GPA, 0), "No such memory");
+	taken = gtdp_vcpu_stat(env.vcpu, "pf_taken");
+	fixed = gtdp_vcpu_stat(env.vcpu, "pf_fixed");
+
+	sched_getaffinity(0, sizeof(cpus), &cpus);
+	CPU_ZERO(&cpu);
+	CPU_SET(sched_getcpu(), &cpu);
+	CPU_XOR(&others, &cpus, &cpu);
+	stop = false;
+	zapping = false;
+	pthread_create(&threads[0], NULL, zap_other_pages, &env);
+	pthread_setaffinity_np(threads[0], sizeof(others), &others);
+	gtdp_wait_until(READ_ONCE(zapping));
+	threads[1] = start_job(&env, GTDP_WRITE);
+	pthread_setaffinity_np(threads[1], sizeof(cpu), &cpu);
+
+	gtdp_wait_until(gtdp_vcpu_stat(env.vcpu, "pf_taken") > taken);
+	usleep(ZAPPED_USECS);
+	fixed = gtdp_vcpu_stat(env.vcpu, "pf_fixed") - fixed;
+	taken = gtdp_vcpu_stat(env.vcpu, "pf_taken") - taken;
+	WRITE_ONCE(stop, true);
+	for (i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+	ksft_print_msg("%lu faults, %lu of them done\n", taken, fixed);
+
+	destroy(&env);
+	return fixed || taken > 1;
+}
+
+/* Once only: the vCPU also has to see to signals.  It may be without a CPU meanwhile. */
+static bool test_looked_up_twice(void)
+{
+	TEST_ASSERT(write_beside_zaps() || write_beside_zaps() || write_beside_zaps(),
+		    "A write looks again and again");
+	return true;
+}
+
+#define HELD_SIZE	SZ_256M
+
+static u64 nr_held;
+
+/* Hold mmap_lock for write nearly all the time, to change a mapping of many pages. */
+static void *hold_mmap_lock(void *arg)
+{
+	void *hva = mmap(NULL, HELD_SIZE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+			 -1, 0);
+
+	TEST_ASSERT(hva != MAP_FAILED, "mmap()");
+	madvise(hva, HELD_SIZE, MADV_NOHUGEPAGE);
+	TEST_ASSERT(!madvise(hva, HELD_SIZE, MADV_POPULATE_READ), "madvise()");
+	while (!READ_ONCE(stop)) {
+		TEST_ASSERT(!mprotect(hva, HELD_SIZE, nr_held % 2 ? PROT_READ : PROT_NONE),
+			    "mprotect()");
+		WRITE_ONCE(nr_held, nr_held + 1);
+	}
+	munmap(hva, HELD_SIZE);
+	return NULL;
+}
+
+static void read_touched(struct env *env, u64 page)
+{
+	gtdp_stamp(env->mem.hva + page * PAGE_SIZE, 1, HOST_TAG + page);
+	gtdp_run(env->vcpu, GTDP_CHECK, GTDP_GPA + page * PAGE_SIZE, 1, HOST_TAG + page);
+}
+
+/* The guest's faults map what the page cache holds only if that takes no wait for mmap_lock. */
+static bool test_not_waited_for(void)
+{
+	u64 page, held, waited = 0;
+	pthread_t thread;
+	struct env env;
+
+	TEST_ASSERT(gtdp_mem_alloc(&env.mem, GTDP_MEMFD, SZ_32M, 0), "No such memory");
+	create_vm(&env, AROUND, GTDP_GPA);
+	fill_cache(&env.mem, 0, SZ_32M / PAGE_SIZE, 1);
+	stop = false;
+	pthread_create(&thread, NULL, hold_mmap_lock, NULL);
+
+	for (page = 0; page < SZ_32M / PAGE_SIZE; page += GTDP_REGION_PAGES) {
+		/* The third has more mapped around it, see gtdp_window_size(). */
+		read_touched(&env, page);
+		read_touched(&env, page + 17);
+		gtdp_stamp(env.mem.hva + (page + 34) * PAGE_SIZE, 1, HOST_TAG + page + 34);
+		held = READ_ONCE(nr_held);
+		__gtdp_wait_until(READ_ONCE(nr_held) != held, 100);
+		held = READ_ONCE(nr_held);
+		gtdp_run(env.vcpu, GTDP_READ, GTDP_GPA + (page + 34) * PAGE_SIZE, 1, 0);
+		waited += READ_ONCE(nr_held) != held;
+	}
+	WRITE_ONCE(stop, true);
+	pthread_join(thread, NULL);
+	ksft_print_msg("%lu of %d faults ended after mmap_lock was dropped\n", waited,
+		       SZ_32M / SZ_2M);
+	TEST_ASSERT(waited < SZ_32M / SZ_2M / 2, "Faults wait for mmap_lock");
+
+	destroy(&env);
+	return true;
+}
+
+/* Until a page that is touched and reclaimed all the time is so again. */
+#define RECLAIM_USECS	5000
+
+static void *reclaim(void *page)
+{
+	while (!READ_ONCE(stop)) {
+		touch(page);
+		TEST_ASSERT(!madvise(page, PAGE_SIZE, MADV_PAGEOUT), "madvise()");
+	}
+	return NULL;
+}
+
+/*
+ * A page that is locked, as it is being reclaimed, keeps no others from being mapped, or
+ * rarely: it may be locked just after a look at it.
+ */
+static bool test_locked(void)
+{
+	const int fixed = MAP_PRIVATE | MAP_FIXED;
+	int i, nr_absent = 0;
+	pthread_t thread;
+	struct env env;
+	void *page;
+
+	if (!create(&env, POPULATE, GTDP_FILE_PRIVATE, GTDP_GPA, 0))
+		return false;
+	fill_cache(&env.mem, 0, NR_PAGES, 1);
+	if (!drop_cache(&env.mem, MEM_SIZE - PAGE_SIZE)) {
+		destroy(&env);
+		return false;
+	}
+
+	page = mmap(NULL, PAGE_SIZE, PROT_READ, MAP_SHARED, env.mem.fd, file_offset(&env.mem));
+	TEST_ASSERT(page != MAP_FAILED, "mmap()");
+	madvise(page, PAGE_SIZE, MADV_RANDOM);
+	stop = false;
+	pthread_create(&thread, NULL, reclaim, page);
+	for (i = 0; i < NR_CHECKS; i++) {
+		/* Without a page table of the host's. */
+		TEST_ASSERT(mmap(env.mem.hva, MEM_SIZE, PROT_READ | PROT_WRITE, fixed, env.mem.fd,
+				 file_offset(&env.mem)) == env.mem.hva, "mmap()");
+		/* Reclaim has waited for mmap_lock. */
+		usleep(RECLAIM_USECS);
+		nr_absent += populate(env.vm, GTDP_GPA, SZ_2M, KVM_POPULATE_PAGE_CACHE).absent >
+			     PAGE_SIZE;
+	}
+	WRITE_ONCE(stop, true);
+	pthread_join(thread, NULL);
+
+	TEST_ASSERT(2 * nr_absent < NR_CHECKS, "More than a locked page is absent %d times",
+		    nr_absent);
+
+	munmap(page, PAGE_SIZE);
+	destroy(&env);
+	return true;
+}
+
 /* Nobody holds on to a page, when all is over. */
 static bool test_not_held(void)
 {
@@ -932,6 +1114,8 @@ static const struct gtdp_test tests[] = {
 	{ "written first", test_written_first },
 	{ "copied", test_copied },
 	{ "looked up again", test_looked_up_again },
+	{ "looked up twice, at most", test_looked_up_twice },
+	{ "mmap_lock is held", test_not_waited_for },
 	{ "parameter", test_parameter },
 	{ "default", test_default },
 	{ "ioctl, memfd", test_populate_memfd },
@@ -940,6 +1124,7 @@ static const struct gtdp_test tests[] = {
 	{ "swapped", test_swapped },
 	{ "read ahead", test_read_ahead },
 	{ "read around", test_read_around },
+	{ "locked", test_locked },
 	{ "userfaultfd, missing", test_uffd_missing },
 	{ "userfaultfd, minor", test_uffd_minor },
 	{ "userfaultfd, wp", test_uffd_wp },
