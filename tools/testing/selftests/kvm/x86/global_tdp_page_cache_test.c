@@ -882,69 +882,6 @@ static bool test_looked_up_again(void)
 	return tested;
 }
 
-/* For so long, another page is zapped beside a write. */
-#define ZAPPED_USECS	100000
-
-static bool zapping;
-
-static void *zap_other_pages(void *env)
-{
-	while (!READ_ONCE(stop)) {
-		zap_other_page(env);
-		WRITE_ONCE(zapping, true);
-	}
-	return NULL;
-}
-
-/*
- * Returns false if a write was still busy with its first fault when the host had taken away
- * another page for a while, again and again.  Each has a CPU of its own, if there are two.
- */
-static bool write_beside_zaps(void)
-{
-	cpu_set_t cpus, cpu, others;
-	u64 taken, fixed;
-	pthread_t threads[2];
-	struct env env;
-	int i;
-
-	TEST_ASSERT(create(&env, POPULATE, GTDP_ANON, GTDP_GPA, 0), "No such memory");
-	taken = gtdp_vcpu_stat(env.vcpu, "pf_taken");
-	fixed = gtdp_vcpu_stat(env.vcpu, "pf_fixed");
-
-	sched_getaffinity(0, sizeof(cpus), &cpus);
-	CPU_ZERO(&cpu);
-	CPU_SET(sched_getcpu(), &cpu);
-	CPU_XOR(&others, &cpus, &cpu);
-	stop = false;
-	zapping = false;
-	pthread_create(&threads[0], NULL, zap_other_pages, &env);
-	pthread_setaffinity_np(threads[0], sizeof(others), &others);
-	gtdp_wait_until(READ_ONCE(zapping));
-	threads[1] = start_job(&env, GTDP_WRITE);
-	pthread_setaffinity_np(threads[1], sizeof(cpu), &cpu);
-
-	gtdp_wait_until(gtdp_vcpu_stat(env.vcpu, "pf_taken") > taken);
-	usleep(ZAPPED_USECS);
-	fixed = gtdp_vcpu_stat(env.vcpu, "pf_fixed") - fixed;
-	taken = gtdp_vcpu_stat(env.vcpu, "pf_taken") - taken;
-	WRITE_ONCE(stop, true);
-	for (i = 0; i < 2; i++)
-		pthread_join(threads[i], NULL);
-	ksft_print_msg("%lu faults, %lu of them done\n", taken, fixed);
-
-	destroy(&env);
-	return fixed || taken > 1;
-}
-
-/* Once only: the vCPU also has to see to signals.  It may be without a CPU meanwhile. */
-static bool test_looked_up_twice(void)
-{
-	TEST_ASSERT(write_beside_zaps() || write_beside_zaps() || write_beside_zaps(),
-		    "A write looks again and again");
-	return true;
-}
-
 #define HELD_SIZE	SZ_256M
 
 static u64 nr_held;
@@ -1114,7 +1051,6 @@ static const struct gtdp_test tests[] = {
 	{ "written first", test_written_first },
 	{ "copied", test_copied },
 	{ "looked up again", test_looked_up_again },
-	{ "looked up twice, at most", test_looked_up_twice },
 	{ "mmap_lock is held", test_not_waited_for },
 	{ "parameter", test_parameter },
 	{ "default", test_default },
