@@ -37,7 +37,7 @@ from lab.machine.result import Command
 from lab.make import deb, modules, qemu, selftests
 from lab.measure import bench, bulk, dax, locking, perf, reclaim, scale, sparse, working_set
 from lab.paths import SELFTESTS
-from lab.source import docs, refresh, series, tree
+from lab.source import checkpatch, docs, refresh, series, tree
 
 Configure = Callable[[argparse.ArgumentParser], None]
 Target = Callable[[argparse.Namespace], int | None]
@@ -180,7 +180,11 @@ def words(argv: Sequence[str]) -> list[str]:
 
 COMMANDS: dict[str, tuple[Configure, Target, str]] = {
     "tree": (_plain, lambda _: tree.compose(), "compose the kernel tree in build/linux"),
-    "series": (_plain, lambda _: series.export_and_check(), "export the mailable series"),
+    "series": (
+        _plain,
+        lambda _: checkpatch.check(series.export()),
+        "export the mailable series",
+    ),
     "refresh": (_plain, _refresh, "take commits in build/linux back into patches/"),
     "modules": (_checked, lambda args: modules.build(checked=args.checked), "build KVM"),
     "deb": (tested.configure, _deb, "build the package kvm-global-tdp-dkms into build/"),

@@ -48,17 +48,10 @@ CHECKED = BUILD / "checked"
 """The modules once more, with assertions: see lab.make.modules."""
 
 SELFTESTS = _build_of(TESTS_OF) / "selftests"
-RESTORE = BUILD / "restore" / "restore"
-"""The program integration/restore/restore.c."""
-
-LIVES = RESTORE.with_name("lives")
-"""The program integration/restore/lives.c."""
-
-RECLAIM = RESTORE.with_name("reclaim")
-"""The program integration/restore/reclaim.c."""
-
-WORKING_SET = RESTORE.with_name("working_set")
-"""The program integration/restore/working_set.c."""
+RESTORE, LIVES, RECLAIM, WORKING_SET = (
+    BUILD / "restore" / name for name in ("restore", "lives", "reclaim", "working_set")
+)
+"""The programs of integration/restore."""
 
 HOSTCHECK = BUILD / "global-tdp-check" / "global-tdp-check"
 """The program packaging/global-tdp-check.c."""

@@ -5,7 +5,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,23 +18,13 @@ console = Console(stderr=True, highlight=False)
 
 Arg = str | Path
 
-_STATUS = threading.Lock()
-
 TELL_SECONDS = 30
-"""How often those hear that something goes on who have no terminal."""
+"""How often it is told that something goes on."""
 
 
 @contextmanager
 def working(text: str, how_far: Callable[[], str] = str) -> Iterator[None]:
     """Show what is done for as long as it takes, and `how_far` it is."""
-    # A terminal has one such line; who comes second tells it in lines of its own.
-    if console.is_terminal and _STATUS.acquire(blocking=False):
-        try:
-            with console.status(text):
-                yield
-        finally:
-            _STATUS.release()
-        return
     done = threading.Event()
     began = time.monotonic()
 
@@ -78,7 +68,9 @@ def output(*args: Arg, cwd: Path | None = None, env: Mapping[str, str] | None = 
         errors="replace",
     )
     if done.returncode:
-        raise LabError(_failure(args, done.stderr or done.stdout))
+        said = (done.stderr or done.stdout).strip() or "no message"
+        name = " ".join(map(str, args[:2]))
+        raise LabError(f"{name} failed: {said.splitlines()[-1].strip()}")
     return done.stdout
 
 
@@ -100,9 +92,3 @@ def build(name: str, *args: Arg) -> None:
     if done.returncode:
         subprocess.run(["grep", "-E", "-A4", "error|undefined!|warning:|\\*\\*\\*", str(log)])
         raise LabError(f"the {name} do not build; the whole log is {log}")
-
-
-def _failure(args: Sequence[Arg], text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    name = " ".join(str(arg) for arg in args[:2])
-    return f"{name} failed: {lines[-1] if lines else 'no message'}"

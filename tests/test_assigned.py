@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lab.check.assigned import inside, judge
-from lab.check.assigned.config import Case, Phase, Report, Round
-from lab.check.guests import OFF, ON, STOCK, failure
+from lab.check.assigned.config import Case, Phase, Round
+from lab.check.guests import OFF, ON, STOCK, Report, failure
 from lab.check.outcome import Outcome, State
 
 PAGES = 1 << 17
@@ -137,4 +137,4 @@ def test_a_case_that_is_not_there_or_did_not_end() -> None:
 def test_a_report_is_saved_as_it_is(tmp_path: Path) -> None:
     report = Report(cases=[a_case(ON)], error="why", console="last words")
     report.save(tmp_path / "report.json")
-    assert Report.load(tmp_path / "report.json") == report
+    assert Report.load(tmp_path / "report.json", Case) == report

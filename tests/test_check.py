@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lab.make.hostcheck import FLAGS, SOURCE
+from lab.make.programs import CHECK as SOURCE
+from lab.make.programs import CHECK_FLAGS as FLAGS
 from lab.paths import PACKAGING
 
 PAGE = PACKAGING / "global-tdp-check.8"

@@ -163,14 +163,13 @@ def test_a_boot_that_runs_a_breakpoint_which_is_gone_is_repeated_once(booted: Ma
     assert len(booted.lists) == 7
 
 
-def test_who_has_no_terminal_hears_that_something_goes_on() -> None:
+def test_it_is_told_that_something_goes_on() -> None:
     with (
         mock.patch.object(shell, "TELL_SECONDS", 0.01),
         mock.patch.object(shell, "console") as console,
+        shell.working("filling", lambda: "3 of 5"),
     ):
-        console.is_terminal = False
-        with shell.working("filling", lambda: "3 of 5"):
-            while console.print.call_count < 2:
-                time.sleep(0.01)
+        while console.print.call_count < 2:
+            time.sleep(0.01)
     first, second, *_ = (call.args[0] for call in console.print.call_args_list)
     assert (first, second.rpartition(",")[0]) == ("filling", "filling: 3 of 5")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.check.guests import ON, STOCK
+from lab.check.guests import ON, STOCK, Report
 from lab.check.nvdimm import judge
-from lab.check.nvdimm.config import KINDS, LAST, Case, Report
+from lab.check.nvdimm.config import KINDS, LAST, Case
 from lab.check.outcome import State
 
 PAGES = 1000
@@ -65,11 +65,11 @@ def test_all_is_well_and_saved_as_it_is(tmp_path: Path) -> None:
         report = a_report(side)
         assert failed(report, side) == []
         report.save(tmp_path / "report.json")
-        assert Report.load(tmp_path / "report.json") == report
+        assert Report.load(tmp_path / "report.json", Case) == report
 
 
 def test_what_ends_early() -> None:
-    report = Report(a_report(ON).cases[:1], error="gone")
+    report = Report(cases=a_report(ON).cases[:1], error="gone")
     assert failed(report) == ["unsynced, on", "devdax, on", "file, on"]
     report.cases[0].left = {}
     assert failed(report) == ["dax, on", "unsynced, on", "devdax, on", "file, on"]

@@ -342,8 +342,9 @@ def bed(
 ) -> Bed:
     """Build nothing."""
     monkeypatch.setattr(suite, "BUILD", tmp_path)
-    for module in (suite.selftests, suite.restore, suite.modules):
+    for module in (suite.selftests, suite.modules):
         monkeypatch.setattr(module, "build", mock.Mock())
+    monkeypatch.setattr(suite.programs, "build_restore", mock.Mock())
     monkeypatch.setattr(suite.tree, "ensure", mock.Mock())
     folder = selftests.source_of("x").parent
     programs = [path.stem for path in folder.glob("*_test.c")]

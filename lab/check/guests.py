@@ -6,9 +6,9 @@ import re
 import shlex
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lab.check import report
 from lab.check.outcome import Outcome, State, judged, tail
@@ -27,12 +27,20 @@ Promise = tuple[str, bool, str]
 
 
 @dataclass(kw_only=True)
-class Told:
+class Report:
     """JSON that the lab machine leaves for the host: all cases, or those before the failure."""
 
+    cases: list[Any] = field(default_factory=list)
     error: str = ""
     console: str = ""
     """Last lines of the guest, where there is an error."""
+
+    @classmethod
+    def load(cls, path: Path, case: Callable[..., Any]) -> Self:
+        """Return it with cases as they were before they were JSON."""
+        report = cls(**json.loads(path.read_text()))
+        report.cases = [case(**told) for told in report.cases]
+        return report
 
     def save(self, path: Path) -> None:
         # Whole or not at all: the machine may die meanwhile.
@@ -80,16 +88,29 @@ def job(directory: Path, source: Path, drivers: Iterable[str], mib: int, **more:
     return Job(directory.name, [], mib, 1, *files, **more)
 
 
-def run(title: str, module: str, arguments: Sequence[str | Path], **options: Any) -> Part:  # noqa: ANN401
-    """Run a module of the lab's in a machine; return what the machine itself comes to.
+def run(
+    title: str,
+    module: str,
+    path: Path,
+    job: Job,
+    arguments: Sequence[str],
+    *,
+    case: Callable[..., Any],
+    **options: Any,  # noqa: ANN401
+) -> tuple[Part, Report]:
+    """Run a module of the lab's in a machine, which leaves its report at a path.
 
-    Options are those of npt.command().
+    Return what the machine itself comes to, and the report. Options are those of npt.command().
     """
+    path.unlink(missing_ok=True)
+    described = path.with_name("job.json")
+    job.save(described)
     with report.doing(title) as part:
-        words = (VENV_BIN / "python", "-B", "-m", module, *arguments)
+        words = (VENV_BIN / "python", "-B", "-m", module, described, path, *arguments)
         done = npt.command(shlex.join(map(str, words)), **options)
         part.outcomes += (judged("the kernel", False, output=text) for text in done.splats)
-    return part
+    lost = Report(error="no guest was started")
+    return part, Report.load(path, case) if path.exists() else lost
 
 
 def live(

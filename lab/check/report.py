@@ -112,18 +112,14 @@ def end(counts: Counter[State]) -> int:
     """Print the last line of a command that tests; return its status."""
     ENDED.clear()
     ENDED.update(counts)
-    print(last_line(counts), flush=True)
+    # The one line that machines read.
+    print(", ".join(f"{counts[state]} {state}" for state in State), flush=True)
     return status(counts)
 
 
 def status(counts: Counter[State]) -> int:
     """Return the status of a command that tests: 1 if anything failed, or nothing passed."""
     return 1 if counts[State.FAILED] or not counts[State.PASSED] else 0
-
-
-def last_line(counts: Counter[State]) -> str:
-    """Return the one line that machines read."""
-    return ", ".join(f"{counts[state]} {state}" for state in State)
 
 
 def _table(part: Part) -> Table:

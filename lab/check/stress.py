@@ -37,9 +37,8 @@ _TURNS = ((2, 3), (2, 1), (2, 5), (3, 3), (2, 2), (4, 2), (4, 5), (3, 1), (2, 8)
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Add the options of `stress`."""
-    command.add_argument(
-        "--seconds", type=_number, default=600, help="how long; 600 by default"
-    )
+    text = "how long; 600 by default"
+    command.add_argument("--seconds", type=_number, default=600, help=text)
     _configure(command)
 
 

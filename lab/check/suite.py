@@ -19,7 +19,7 @@ from lab.check.report import Part
 from lab.check.tests import Test
 from lab.error import LabError
 from lab.machine import runs
-from lab.make import hostcheck, modules, probes, restore, selftests
+from lab.make import modules, probes, programs, selftests
 from lab.paths import BUILD, ROOT, VENV_BIN, VERSION, VERSIONS
 from lab.shell import console
 from lab.source import copies, tree
@@ -226,7 +226,7 @@ def _run(
     with ThreadPoolExecutor(lanes) as pool:
         jobs = [pool.submit(do, step) for step in early]
         ready = not inorder or built(
-            selftests.build, partial(tests.ours, wanted), restore.build, modules.build
+            selftests.build, partial(tests.ours, wanted), programs.build_restore, modules.build
         )
         jobs += [pool.submit(do, step) for step in first if ready]
         if any(step.checked for step in later):
@@ -283,8 +283,7 @@ def _lab(*words: str) -> tuple[str, ...]:
 
 def _other(version: str, command: Sequence[str], seconds: float = _NEWER_SECONDS) -> int:
     """Run a command about another series: a process of its own, as each knows one."""
-    # A terminal has one line for progress.
-    env = {"SERIES": version, "KVER": "", "TESTS_OF": "", "TTY_COMPATIBLE": "0"}
+    env = {"SERIES": version, "KVER": "", "TESTS_OF": ""}
     # One that is interrupted tells its children, which a terminal would do, too.
     process = subprocess.Popen(
         command,
@@ -375,7 +374,7 @@ def _ept(
 
 
 def _host(name: str) -> list[Outcome]:
-    hostcheck.build()
+    programs.build_check()
     return _inside("host", tests.host_check, name)
 
 

@@ -171,8 +171,7 @@ class Vm:
         except ExecuteError as error:
             raise self.error(f"QMP {command} fails: {error}") from error
         except QMPError as error:
-            gone = self.error("QEMU is gone")
-            raise QemuGoneError(str(gone), gone.console) from error
+            raise self.error("QEMU is gone", kind=QemuGoneError) from error
 
     def on(self, event: str) -> contextlib.AbstractContextManager[Any]:
         """Listen to a QMP event."""
@@ -189,8 +188,8 @@ class Vm:
                     if heard := hear(text):
                         return heard
                     if self._running.returncode is not None:
-                        died = self.error(f"the guest or QEMU died, {what}")
-                        raise QemuGoneError(str(died), died.console)
+                        why = f"the guest or QEMU died, {what}"
+                        raise self.error(why, kind=QemuGoneError)
                     self.progress.still(f"{self.name}: {self.how_far(text)}")
                     await asyncio.sleep(0.1)
         except TimeoutError:
@@ -238,12 +237,14 @@ class Vm:
         ends = "; ".join(lines[-1] for lines in said if lines)
         return f"{self.name}: {'runs' if status is None else f'status {status}'}: {ends}"
 
-    def error(self, what: str, blame: "Vm | None" = None) -> VmError:
+    def error(
+        self, what: str, blame: "Vm | None" = None, kind: type[VmError] = VmError
+    ) -> VmError:
         """Return an error: what failed, what QEMU (that of `blame`) says, the guest's end."""
         told = (blame or self).log.read_text(errors="replace").splitlines()
         said = f" (QEMU says: {told[-1]})" if told else ""
         tail = "\n".join(self.text().splitlines()[-_TAIL:])
-        return VmError(f"{self.name}: {what}{said}", tail)
+        return kind(f"{self.name}: {what}{said}", tail)
 
 
 def _words(option: str) -> list[str]:

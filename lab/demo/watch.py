@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Self
 
 from lab.demo import kvm
@@ -22,7 +21,10 @@ class Watch:
 
     def __init__(self, vm: Vm) -> None:
         self._vm = vm
-        self._files = _files(vm)
+        try:
+            self._files = kvm.files(vm.pid)
+        except OSError as error:
+            raise self._gone() from error
         self._samples: list[tuple[float, Counters]] = []
         self.at_end: Counters = {}
         self._resumed = 0.0
@@ -61,8 +63,12 @@ class Watch:
         try:
             counted = kvm.read(self._files, (*kvm.CURVE, *kvm.MAPPED))
         except OSError as error:
-            raise _gone(self._vm) from error
+            raise self._gone() from error
         self._samples.append((time.time(), counted))
+
+    def _gone(self) -> VmError:
+        what = "QEMU is gone, and KVM's counters with it"
+        return self._vm.error(what, kind=QemuGoneError)
 
     def at_resume(self) -> Counters:
         """Return the last sample taken before the vCPUs ran."""
@@ -91,15 +97,3 @@ class Watch:
                 points.pop()
             points.append((round(at - self._resumed, 4), mapped))
         return points
-
-
-def _files(vm: Vm) -> dict[str, Path]:
-    try:
-        return kvm.files(vm.pid)
-    except OSError as error:
-        raise _gone(vm) from error
-
-
-def _gone(vm: Vm) -> VmError:
-    gone = vm.error("QEMU is gone, and KVM's counters with it")
-    return QemuGoneError(str(gone), gone.console)

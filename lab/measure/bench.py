@@ -48,8 +48,6 @@ class Case:
     name: str
     label: str
     stock: bool = False
-    at_most: tuple[float | None, float | None] = (None, None)
-    """Instructions a page with 4 KiB pages, and with THP."""
     faults_at_most: int | None = None
     over_stock: float | None = None
     """Per cent over the same case on stock modules."""
@@ -61,7 +59,7 @@ class Case:
     """How the row begins in which DOCUMENT has the figures."""
 
 
-_AT_MOST: dict[str, dict[str, tuple[float, float]]] = {
+AT_MOST: dict[str, dict[str, tuple[float, float]]] = {
     "fault_around": {"6.12": (31, 7), "7.3": (32, 8)},
     "populate": {"6.12": (22, 2), "7.3": (23, 2.3)},
     "prefault_populate": {"6.12": (25, 2.2), "7.3": (26, 2.5)},
@@ -70,13 +68,10 @@ _AT_MOST: dict[str, dict[str, tuple[float, float]]] = {
     "harvest_all": {"6.12": (240, 2.2), "7.3": (265, 2.2)},
     "harvest_none": {"6.12": (34, 1.4), "7.3": (41, 1.4)},
 }
-"""Targets, by the name of the case, are the figures of DOCUMENT, rounded up."""
+"""Instructions a page with 4 KiB pages, and with THP, by the name of the case and the kernel:
+the figures of DOCUMENT, rounded up."""
 
 _OVER_STOCK = {"6.12": 0.5, "7.3": 0.6}[VERSION]
-
-
-def _at_most(name: str, label: str, told: str) -> Case:
-    return Case(name, label, at_most=_AT_MOST[name][VERSION], told=told)
 
 
 CASES = (
@@ -98,14 +93,14 @@ CASES = (
     Case("end", "touched, the VM ends, stock modules", stock=True),
     Case("end", "touched, the VM ends, feature off", over_stock=_OVER_STOCK),
     Case("end_populated", "populated, the VM ends"),
-    _at_most("fault_around", "touch, fault-around", "first touch with"),
-    _at_most("populate", "populate", "`KVM_POPULATE_MEMORY`"),
-    _at_most("prefault_populate", "prefault, populate", "`KVM_PRE_FAULT_MEMORY`, Global"),
+    Case("fault_around", "touch, fault-around", told="first touch with"),
+    Case("populate", "populate", told="`KVM_POPULATE_MEMORY`"),
+    Case("prefault_populate", "prefault, populate", told="`KVM_PRE_FAULT_MEMORY`, Global"),
     Case("populate_touch", "populate, then touch", faults_at_most=1),
-    _at_most("populate_again", "populate again", "looking at"),
-    _at_most("populate_runs", "populate by a bitmap, half of it in runs of 8", "half of it,"),
-    _at_most("harvest_all", "harvest, all was accessed", "`KVM_HARVEST_ACCESSED`, all"),
-    _at_most("harvest_none", "harvest, nothing was", "`KVM_HARVEST_ACCESSED`, none"),
+    Case("populate_again", "populate again", told="looking at"),
+    Case("populate_runs", "populate by a bitmap, half of it in runs of 8", told="half of it,"),
+    Case("harvest_all", "harvest, all was accessed", told="`KVM_HARVEST_ACCESSED`, all"),
+    Case("harvest_none", "harvest, nothing was", told="`KVM_HARVEST_ACCESSED`, none"),
 )
 
 SPREAD = 0.002
@@ -275,8 +270,8 @@ def judge(figures: Iterable[Figure]) -> Rows:
 
 
 def _cell(case: Case, figure: Figure, other: Figure | None) -> Cell:
-    limit = case.at_most[list(BACKINGS).index(figure.backing)]
-    if limit is not None:
+    if case.name in AT_MOST:
+        limit = AT_MOST[case.name][VERSION][list(BACKINGS).index(figure.backing)]
         return Cell(figure, f"≤ {limit:g}", figure.ns_per_page <= limit)
     if case.faults_at_most is not None:
         target = f"≤ {case.faults_at_most} fault"

@@ -12,7 +12,7 @@ from lab.check.outcome import State
 from lab.error import LabError
 from lab.machine import npt, params
 from lab.machine.result import TIMED_OUT
-from lab.make import modules, restore, selftests
+from lab.make import modules, programs, selftests
 from lab.paths import RESTORE, ROOT
 from lab.shell import console
 from lab.show import met, stdout
@@ -35,7 +35,7 @@ def build(program: Path = RESTORE) -> None:
     """Bring all up to date that is measured, or measures; LabError if a program is missing."""
     modules.build()
     selftests.build()
-    restore.build()
+    programs.build_restore()
     if not program.exists():
         raise LabError(f"{program.relative_to(ROOT)} is not there: is it in the series?")
 

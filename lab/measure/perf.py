@@ -155,11 +155,6 @@ class Figure:
         """Until all vCPUs have gone over memory that is present, with what mapped it before."""
         return self.cost.get("map", 0) + self.cost["touch"]
 
-    @property
-    def all(self) -> float:
-        """The same, from memory that is not present."""
-        return self.cost.get("fault_in", 0) + self.first
-
 
 Known = dict[Run, Figure]
 

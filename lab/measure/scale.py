@@ -149,38 +149,32 @@ Record = dict[str, int | str]
 """What one run of the program printed; with what was traced as `calls`, `locks`, `waits`."""
 
 
-@dataclass(frozen=True)
-class Assumptions:
-    """What no emulator tells. Times are no better than these."""
+# No emulator tells these. Times are no better than they.
+GHZ = 3.0
+IPC = 1.0
+"""Instructions per cycle: it takes no memory that is slow into account."""
 
-    ghz: float = 3.0
-    ipc: float = 1.0
-    """Instructions per cycle: it takes no memory that is slow into account."""
+EXIT_CYCLES = 1200
+"""That a VM exit and entry take, of which the emulator counts two."""
 
-    exit_cycles: int = 1200
-    """That a VM exit and entry take, of which the emulator counts two."""
+LINE_NS = {2: 108, 8: 197}
+"""To get a cache line that a CPU of another socket has changed, by nodes: two sockets of Xeon
+8375C; of EPYC 7R13. Medians by nviennot/core-to-core-latency, a public benchmark."""
 
-    line_ns: tuple[tuple[int, int], ...] = ((2, 108), (8, 197))
-    """To get a cache line that a CPU of another socket has changed, by nodes: two sockets of
-    Xeon 8375C; of EPYC 7R13. Medians by nviennot/core-to-core-latency, a public benchmark."""
+LOCK_ATOMICS = 2
+"""To acquire mmu_lock for read, and to release it."""
 
-    lock_atomics: int = 2
-    """To acquire mmu_lock for read, and to release it."""
+STAT_ATOMICS = {"4k": 3, "thp": 2, "fault": 1}
+"""Others, on lines that all share, by what is mapped, as the sources have it: pages of a size,
+pages populated, and page tables."""
 
-    stat_atomics: tuple[tuple[str, int], ...] = (("4k", 3), ("thp", 2), ("fault", 1))
-    """Others, on lines that all share, by what is mapped, as the sources have it: pages of a
-    size, pages populated, and page tables."""
+FAULT = 3448
+"""Instructions of a fault on a 4 KiB page on stock modules, from docs/costs.md."""
 
-    fault: int = 3448
-    """Instructions of a fault on a 4 KiB page on stock modules, from docs/costs.md."""
 
-    def ns(self, instructions: float) -> float:
-        """Return how long they take."""
-        return instructions / (self.ipc * self.ghz)
-
-    def transfer(self, nodes: int) -> int:
-        """Return the nanoseconds to get a line from afar."""
-        return dict(self.line_ns)[nodes]
+def ns(instructions: float) -> float:
+    """Return how long they take."""
+    return instructions / (IPC * GHZ)
 
 
 @dataclass(frozen=True)
@@ -230,10 +224,9 @@ class Check:
 class Model:
     """Of what a VM costs, made of what small ones do."""
 
-    def __init__(self, records: Sequence[Record], assumed: Assumptions | None = None) -> None:
+    def __init__(self, records: Sequence[Record]) -> None:
         """LabError: an input is missing."""
         self.records = records
-        self.assumed = assumed or Assumptions()
         self.lines = {
             (case.name, case.backing, figure): Line.through(
                 *((gib, self.figure(case, gib, figure)) for gib in case.inputs)
@@ -283,17 +276,12 @@ class Model:
         Each waits for lines that the others have changed; no thread gets the lock's while
         another does, so that is the least that all take together.
         """
-        assumed = self.assumed
-        work = assumed.ns(self.line("follower", backing).at(gib))
+        work = ns(self.line("follower", backing).at(gib))
         if threads == 1:
             return work
         locks = self.locks(backing, gib)
-        transfer = assumed.transfer(nodes)
-        atomics = assumed.lock_atomics + dict(assumed.stat_atomics)[backing]
-        return max(
-            (work + locks * atomics * transfer) / threads,
-            locks * assumed.lock_atomics * transfer,
-        )
+        waits = locks * (LOCK_ATOMICS + STAT_ATOMICS[backing]) * LINE_NS[nodes]
+        return max((work + waits) / threads, locks * LOCK_ATOMICS * LINE_NS[nodes])
 
     def locks(self, backing: str, gib: int) -> float:
         """Return the acquisitions to populate: the follower's, one a region or more."""
@@ -305,39 +293,25 @@ class Model:
 
         If threads did not wait for it: with more than one, more than 1 can't be had.
         """
-        per_ns = (
-            threads
-            * self.locks(backing, TIB)
-            / self.assumed.ns(self.line("follower", backing).at(TIB))
-        )
-        return per_ns * self.assumed.lock_atomics * self.assumed.transfer(nodes)
+        work = ns(self.line("follower", backing).at(TIB))
+        return threads * self.locks(backing, TIB) / work * LOCK_ATOMICS * LINE_NS[nodes]
 
     def fault_ns(self, gib: int, vcpus: int, nodes: int) -> float:
         """Return how long vCPUs take that fault on all 4 KiB pages, all at a time."""
-        assumed = self.assumed
-        work = assumed.ns(assumed.fault) + assumed.exit_cycles / assumed.ghz
-        transfer = assumed.transfer(nodes)
-        atomics = assumed.lock_atomics + dict(assumed.stat_atomics)["fault"]
-        return (
-            gib
-            * PAGES
-            * max((work + atomics * transfer) / vcpus, assumed.lock_atomics * transfer)
-        )
+        work = ns(FAULT) + EXIT_CYCLES / GHZ
+        waits = (LOCK_ATOMICS + STAT_ATOMICS["fault"]) * LINE_NS[nodes]
+        return gib * PAGES * max((work + waits) / vcpus, LOCK_ATOMICS * LINE_NS[nodes])
 
     def vain_seconds(self, gib: int) -> float:
         """Return how long a pass takes that gains nothing: a 21st of it is work.
 
         After 10 ms of wasted scans, the follower pauses for twenty times as long.
         """
-        return self.assumed.ns(self.line("sparse", "4k", "pass_ns").at(gib)) * 21 / 1e9
+        return ns(self.line("sparse", "4k", "pass_ns").at(gib)) * 21 / 1e9
 
     def mark(self) -> float:
         """Return the instructions to mark a region that was complete, and is zapped."""
         return self.line("zap", "thp").per_region - self.line("unmarked_zap", "thp").per_region
-
-    def mark_awaited(self) -> float:
-        """Return those to mark one that is pending: to zap nothing takes nothing else."""
-        return self.line("sparse", "4k", "zap_ns").per_region
 
     def tracker_kib(self, gib: int) -> float:
         """Return what the tracker takes."""
@@ -550,9 +524,11 @@ def _of_size(model: Model, gib: int) -> dict[str, float]:
         return model.line(name, backing, figure).at(gib)
 
     def ms(instructions: float) -> float:
-        return model.assumed.ns(instructions) / 1e6
+        return ns(instructions) / 1e6
 
     regions = gib * REGIONS
+    # To zap nothing takes nothing else but to mark it.
+    awaited = model.line("sparse", "4k", "zap_ns").per_region
     return {
         "page tables, 4 KiB pages, MiB": at("vmm", "4k", "table_kib") / 1024,
         "page tables, 2 MiB pages, MiB": at("vmm", "thp", "table_kib") / 1024,
@@ -564,7 +540,7 @@ def _of_size(model: Model, gib: int) -> dict[str, float]:
         "the same with the pauses in it, s": model.vain_seconds(gib),
         "follower's pass, nothing to do, ms": ms(at("follower", "4k", "done_ns")),
         "mark what is zapped, was complete, ms": ms(model.mark() * regions),
-        "mark what is zapped, is pending, ms": ms(model.mark_awaited() * regions),
+        "mark what is zapped, is pending, ms": ms(awaited * regions),
         "end the VM, all mapped by 4 KiB, ms": ms(at("vmm", "4k", "free_ns")),
         "end the VM, all mapped by 2 MiB, ms": ms(at("vmm", "thp", "free_ns")),
     }

@@ -17,7 +17,7 @@ from pathlib import Path
 from lab.error import LabError
 from lab.paths import BUILD, COVERS, LINUX, ROOT
 from lab.shell import console
-from lab.source import checkpatch, tree
+from lab.source import tree
 from lab.source.git import BASE, Git
 
 SUBJECT, BLURB = "*** SUBJECT HERE ***", "*** BLURB HERE ***"
@@ -43,11 +43,6 @@ def export() -> list[Path]:
     target = BUILD / "series"
     shutil.rmtree(target, ignore_errors=True)
     return [patch for part in parts() for patch in _export(part, target / part.name)]
-
-
-def export_and_check() -> None:
-    """Write the series and look it through."""
-    checkpatch.check(export())
 
 
 def parts() -> Iterator[Part]:

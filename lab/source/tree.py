@@ -107,7 +107,11 @@ def _create(kernel: debian.Kernel) -> None:
     with working(f"Unpacking the source of {kernel.release} to {NAME}"):
         shell.output("tar", "-xf", kernel.source, "-C", scratch, "--strip-components=1")
     with working("Making it a git repository"):
-        _let_git_see_all(scratch / ".gitignore")
+        # Drop Debian's own rule, which hides every file of the kernel from git.
+        ignore = scratch / ".gitignore"
+        rules, found, _ = ignore.read_text().partition("#\n# Debian packaging:")
+        if found:
+            ignore.write_text(rules.rstrip() + "\n")
         git = Git(scratch)
         git("init", "-q", "-b", BRANCH)
         git("config", "core.looseCompression", "0")
@@ -118,13 +122,6 @@ def _create(kernel: debian.Kernel) -> None:
         git("commit", "-q", "--author", author, "--date", "2024-11-17T00:00:00Z", "-m", message)
         git("tag", BASE)
     scratch.rename(LINUX)
-
-
-def _let_git_see_all(ignore: Path) -> None:
-    """Drop Debian's own rule, which hides every file of the kernel from git."""
-    rules, found, _ = ignore.read_text().partition("#\n# Debian packaging:")
-    if found:
-        ignore.write_text(rules.rstrip() + "\n")
 
 
 def _commit(git: Git, parent: str, patch: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from lab import shell
 from lab.check import guests, pinned, report
 from lab.check.assigned import judge
-from lab.check.assigned.config import Report
+from lab.check.assigned.config import Case
 from lab.check.guests import OFF, ON, STOCK
 from lab.check.report import Part
 from lab.machine import npt
@@ -58,18 +58,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _guests(whose: str, cases: Sequence[str]) -> Part:
-    job, path = _DIRECTORY / "job.json", _DIRECTORY / f"{whose}.json"
-    guests.job(_DIRECTORY, _SOURCE, _DRIVERS, MEM_MIB, toggle=True).save(job)
-    path.unlink(missing_ok=True)
-    part = guests.run(
+    part, found = guests.run(
         f"guests with an NVMe drive, {whose} modules",
         "lab.check.assigned.inside",
-        (job, path, *cases),
+        _DIRECTORY / f"{whose}.json",
+        guests.job(_DIRECTORY, _SOURCE, _DRIVERS, MEM_MIB, toggle=True),
+        cases,
+        case=Case,
         machine="drive",
         stock=whose == "stock",
         swap=True,
         timeout=npt.BOOT_SECONDS + _CASE_SECONDS * len(cases),
     )
-    found = Report.load(path) if path.exists() else Report(error="no guest was started")
     part.outcomes += judge.judge(found, cases)
     return part

@@ -1,11 +1,6 @@
 """What came of the guests with an assigned drive: the JSON between host and lab machine."""
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Self
-
-from lab.check.guests import Told
 
 
 @dataclass
@@ -68,24 +63,16 @@ class Case:
     at_end: dict[str, int] = field(default_factory=dict)
     """KVM's counters."""
 
+    def __post_init__(self) -> None:
+        """Of what was JSON, make what it was before."""
+        for name in ("attached", "unplugged"):
+            if isinstance(phase := getattr(self, name), dict):
+                setattr(self, name, Phase(**phase))
+        self.rounds = [
+            Round(**each) if isinstance(each, dict) else each for each in self.rounds
+        ]
+
     @property
     def ended(self) -> bool:
         """Whether that is all."""
         return bool(self.at_end)
-
-
-@dataclass
-class Report(Told):
-    """All cases, or those before the failure."""
-
-    cases: list[Case] = field(default_factory=list)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        report = cls(**json.loads(path.read_text()))
-        for told in report.cases:
-            for name in ("attached", "unplugged"):
-                told[name] = Phase(**told[name])
-            told["rounds"] = [Round(**each) for each in told["rounds"]]
-        report.cases = [Case(**told) for told in report.cases]
-        return report

@@ -14,7 +14,7 @@ from typing import Self
 
 from lab.check import guests
 from lab.check.assigned import memory
-from lab.check.assigned.config import Case, Phase, Report, Round
+from lab.check.assigned.config import Case, Phase, Round
 from lab.check.assigned.memory import Memory
 from lab.demo import kvm
 from lab.demo.config import Job
@@ -66,7 +66,7 @@ class Guest(Vm):
 def main() -> int:
     """Run the cases; what failed stands in the file, too."""
     job, path = Job.load(Path(sys.argv[1])), Path(sys.argv[2])
-    report = Report()
+    report = guests.Report()
 
     def cases() -> Iterator[Case]:
         for name in sys.argv[3:]:

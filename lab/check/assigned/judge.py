@@ -6,8 +6,8 @@ while they are pinned, a balloon that takes none of them, a memslot whose remova
 
 from collections.abc import Iterator, Sequence
 
-from lab.check.assigned.config import Case, Report, Round
-from lab.check.guests import OFF, ON, Promise
+from lab.check.assigned.config import Case, Round
+from lab.check.guests import OFF, ON, Promise, Report
 from lab.check.outcome import Outcome
 
 BALLOON = 128 << 20 >> 12

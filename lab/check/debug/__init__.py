@@ -31,6 +31,9 @@ KINDS = (LEAKS, "kcsan")
 BACKENDS = ("npt", "ept")
 
 _FRAGMENTS = Path(__file__).parent
+_BOOT = 5400
+"""Seconds of each boot."""
+
 _TIMES = 5
 """How much slower than the stock kernel a test may be."""
 
@@ -98,7 +101,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tests", default="", help="names, of the series' tests; default all")
     parser.add_argument("--backend", choices=BACKENDS, help="default both")
     parser.add_argument("--stock", action="store_true", help="the kernel without the series")
-    parser.add_argument("--timeout", type=float, default=5400, help="seconds of each boot")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,9 +122,9 @@ def _parts(args: argparse.Namespace, image: Path) -> Iterator[Part]:
     def npt(chosen: Sequence[tests.Test], params: str, machine: str = "default") -> Part:
         title = f"{args.kind} kernel{' of stock' * args.stock}, NPT, {params}"
         title += f", machine {machine}" * (machine != "default")
-        given, limit = f"kvm.tdp_mmu=1 {params}", args.timeout
+        given = f"kvm.tdp_mmu=1 {params}"
         slower = _slower([*chosen, *leaks])
-        options = {"boots": 1, "timeout": limit, "image": image, "machine": machine}
+        options = {"boots": 1, "timeout": _BOOT, "image": image, "machine": machine}
         done = machines.on_npt(title, slower, given, **options)
         kind = args.kind if machine == "default" else machine
         return _part(title, expected(done, kind), image)
@@ -141,7 +143,7 @@ def _parts(args: argparse.Namespace, image: Path) -> Iterator[Part]:
         brief = [_churn(test, "-i", _ROUNDS) if test.name == _CHURN else test for test in ours]
         params = "kvm.global_tdp=1"
         title = f"{args.kind} kernel, EPT, {params}"
-        done = machines.on_ept(title, _slower([*brief, *leaks]), params, args.timeout, image)
+        done = machines.on_ept(title, _slower([*brief, *leaks]), params, _BOOT, image)
         yield _part(title, expected(done, f"{args.kind}, ept"), image)
 
 

@@ -10,9 +10,9 @@ import argparse
 
 from lab import shell
 from lab.check import guests, report
-from lab.check.guests import ON, STOCK
+from lab.check.guests import ON, STOCK, Report
 from lab.check.nvdimm import judge
-from lab.check.nvdimm.config import KINDS, Report
+from lab.check.nvdimm.config import KINDS, Case
 from lab.check.report import Part
 from lab.machine import npt
 from lab.make import modules
@@ -45,17 +45,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _guests(side: str, stock: Report | None) -> tuple[Part, Report]:
-    job, path = _DIRECTORY / "job.json", _DIRECTORY / f"{side}.json"
-    guests.job(_DIRECTORY, _SOURCE, _DRIVERS, _MEM_MIB).save(job)
-    path.unlink(missing_ok=True)
-    part = guests.run(
+    part, found = guests.run(
         f"guests with an NVDIMM, {side}",
         "lab.check.nvdimm.inside",
-        (job, path, side),
+        _DIRECTORY / f"{side}.json",
+        guests.job(_DIRECTORY, _SOURCE, _DRIVERS, _MEM_MIB),
+        (side,),
+        case=Case,
         machine="pmem",
         stock=side == STOCK,
         timeout=npt.BOOT_SECONDS + _CASE_SECONDS * len(KINDS),
     )
-    found = Report.load(path) if path.exists() else Report(error="no guest was started")
     part.outcomes += judge.judge(found, side, stock)
     return part, found

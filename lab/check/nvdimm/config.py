@@ -1,11 +1,6 @@
 """What came of the guests with an NVDIMM: the JSON between host and lab machine."""
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Self
-
-from lab.check.guests import Told
 
 KINDS = ("dax", "unsynced", "devdax", "file")
 """What the NVDIMM is on the host: a file of a file system with DAX, the same with nobody ever
@@ -43,22 +38,11 @@ class Case:
     left: dict[int, int] = field(default_factory=dict)
     """After the power cut: how many pages were as that round has left them; -1 is none."""
 
+    def __post_init__(self) -> None:
+        """Have numbers where JSON has names."""
+        self.left = {int(number): pages for number, pages in self.left.items()}
+
     @property
     def ended(self) -> bool:
         """Whether that is all."""
         return bool(self.left)
-
-
-@dataclass
-class Report(Told):
-    """All cases, or those before the failure."""
-
-    cases: list[Case] = field(default_factory=list)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        report = cls(**json.loads(path.read_text()))
-        report.cases = [Case(**case) for case in report.cases]  # type: ignore[arg-type]
-        for case in report.cases:
-            case.left = {int(number): pages for number, pages in case.left.items()}
-        return report

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy
 
 from lab.check import guests
-from lab.check.nvdimm.config import KINDS, LAST, Case, Report
+from lab.check.nvdimm.config import KINDS, LAST, Case
 from lab.demo import kvm
 from lab.demo.config import Job
 from lab.demo.vm import Setting, Vm
@@ -49,7 +49,7 @@ class Guest(Vm):
 def main() -> int:
     """Run the cases; what failed stands in the file, too."""
     job, path, side = Job.load(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
-    report = Report()
+    report = guests.Report()
     # Nothing is to reach the medium but what somebody asks for.
     for name, value in (("dirty_writeback_centisecs", 0), ("dirty_background_ratio", 90)):
         Path("/proc/sys/vm", name).write_text(f"{value}")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from lab.check.guests import ON, Promise
-from lab.check.nvdimm.config import KINDS, LAST, Case, Report
+from lab.check.guests import ON, Promise, Report
+from lab.check.nvdimm.config import KINDS, LAST, Case
 from lab.check.outcome import Outcome
 
 _WANTED = {
