@@ -1,8 +1,8 @@
 """What is made of guests with an assigned drive: what they say, what must have come of them."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,54 +64,51 @@ COPIED, WITHOUT = "data is right, copied by the drive", "data is right, without 
 ZAPS = "removal of a memslot zaps all"
 STAYS = "pinned pages stay, whatever the host does"
 PINNED = "its memory is pinned, and no more when the drive is gone"
+KEEPS = "removal zaps that memslot only when the drive is gone"
 BALLOON = "the balloon takes no page with the drive, and does without"
 
 
-def no_toggles(case: Case) -> None:
-    """Have no round with a memslot that comes and goes."""
-    case.rounds = [each for each in case.rounds if not (each.drive and each.toggles)]
+def change(case: Case, path: str, value: object) -> None:
+    """Have another value of what is there by that path, or of each that is there, if "*"."""
+    *steps, last = path.split(".")
+    found: Any = case
+    for step in steps:
+        found = found[int(step)] if step.isdecimal() else getattr(found, step)
+    if isinstance(found, dict):
+        found.update(dict.fromkeys(found if last == "*" else [last], value))
+    else:
+        setattr(found, last, value)
 
 
 @pytest.mark.parametrize(
-    ("change", "wanted"),
+    ("path", "value", "wanted"),
     [
-        (lambda _: None, []),
-        (lambda case: setattr(case.rounds[2], "mismatches", 1), [COPIED]),
-        (lambda case: setattr(case.rounds[4], "mismatches", 1), [WITHOUT]),
-        (no_toggles, [COPIED, ZAPS]),
+        ("pages", PAGES, []),
+        ("rounds.2.mismatches", 1, [COPIED]),
+        ("rounds.4.mismatches", 1, [WITHOUT]),
+        # No round with the drive has a memslot that comes and goes.
+        ("rounds.1.toggles", 0, [COPIED, ZAPS]),
         # A pinned page moved, or none was looked at.
-        (lambda case: case.attached.moved.update(merge=1), [STAYS]),
-        (lambda case: case.attached.moved.clear(), [STAYS]),
+        ("attached.moved.merge", 1, [STAYS]),
+        ("attached.moved", {}, [STAYS]),
         # The host did nothing.
-        (
-            lambda case: case.unplugged.moved.update(dict.fromkeys(case.unplugged.moved, 0)),
-            ["the same moves pages when the drive is gone"],
-        ),
-        (lambda case: setattr(case.attached, "locked_kib", PAGES * 4 - 4), [PINNED]),
-        (lambda case: setattr(case.unplugged, "locked_kib", 4), [PINNED]),
-        (lambda case: setattr(case.attached, "balloon_gone", 1), [BALLOON]),
-        (lambda case: setattr(case.unplugged, "balloon_gone", judge.BALLOON // 2), [BALLOON]),
-        (lambda case: setattr(case.attached, "balloon_mib", 512), [BALLOON]),
-        (lambda case: setattr(case.rounds[1], "least_mapped", PAGES), [ZAPS]),
-        (
-            lambda case: setattr(case.rounds[3], "least_mapped", PAGES // 8),
-            ["removal zaps that memslot only when the drive is gone"],
-        ),
-        (
-            lambda case: setattr(case, "mapped_ahead", PAGES - 1),
-            ["all is mapped before a vCPU runs"],
-        ),
-        (
-            lambda case: case.at_end.update(tdp_repopulated=0),
-            ["what was zapped is mapped again"],
-        ),
-        (lambda case: setattr(case.rounds[2], "faults", 4000), ["fewer faults than off"]),
+        ("unplugged.moved.*", 0, ["the same moves pages when the drive is gone"]),
+        ("attached.locked_kib", PAGES * 4 - 4, [PINNED]),
+        ("unplugged.locked_kib", 4, [PINNED]),
+        ("attached.balloon_gone", 1, [BALLOON]),
+        ("unplugged.balloon_gone", judge.BALLOON // 2, [BALLOON]),
+        ("attached.balloon_mib", 512, [BALLOON]),
+        ("rounds.1.least_mapped", PAGES, [ZAPS]),
+        ("rounds.3.least_mapped", PAGES // 8, [KEEPS]),
+        ("mapped_ahead", PAGES - 1, ["all is mapped before a vCPU runs"]),
+        ("at_end.tdp_repopulated", 0, ["what was zapped is mapped again"]),
+        ("rounds.2.faults", 4000, ["fewer faults than off"]),
     ],
 )
-def test_a_case(change: Callable[[Case], object], wanted: list[str]) -> None:
+def test_a_case(path: str, value: object, wanted: list[str]) -> None:
     """The side that is off is as it must be."""
     case = a_case(ON)
-    change(case)
+    change(case, path, value)
     outcomes = judge.judge(Report(cases=[case, a_case(OFF, faults=4000)]), NAMES)
     assert failed(outcomes) == [f"on:memfd: {each}" for each in wanted]
 

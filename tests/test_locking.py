@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -107,6 +108,20 @@ def test_tables_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "alone, in 1000 instructions" in said and "turns" not in said
     locking._plot(figures(), tmp_path / "locking.png")
     assert (tmp_path / "locking.png").exists()
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mode has a machine; that one mode alone was measured is not to be shown to all."""
+    run, plot = mock.Mock(), mock.Mock()
+    for name in ("build", "save"):
+        monkeypatch.setattr(locking.counted, name, mock.Mock())
+    monkeypatch.setattr(locking.counted, "run", run)
+    monkeypatch.setattr(locking, "_plot", plot)
+    monkeypatch.setattr(locking, "DOCUMENTED", False)
+    monkeypatch.setattr(locking, "read", lambda _: figures())
+    assert locking.run(mock.Mock(modes=["alone"])) == 0
+    assert (run.call_args.args[3], run.call_args.kwargs["icount"]) == ("alone.*", True)
+    assert plot.call_args.args[1] == locking.DIRECTORY / "locking.png"
 
 
 def met(*figures: Figure) -> list[bool | None]:

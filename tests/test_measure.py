@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from lab.error import LabError
+from lab.machine.result import TIMED_OUT
 from lab.measure import bulk, counted, dax, reclaim, restore, sparse, working_set
 from lab.measure.counted import Verdict
 from lab.measure.restore import Run
@@ -34,6 +37,30 @@ def test_verdicts(
     told = {True: "met", False: "not met", None: "unknown"}
     lines = capsys.readouterr().out.splitlines()
     assert lines == [*(f"a {good}: {told[good]}" for good in goods), last]
+
+
+@pytest.mark.parametrize(
+    ("status", "wrong"), ((0, ""), (TIMED_OUT, "longer than"), (3, "status 3"))
+)
+def test_a_machine_measures_anew(
+    status: int, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier one has left is gone before the script is made; a failure is told."""
+    command = mock.Mock(return_value=mock.Mock(status=status))
+    monkeypatch.setattr(counted.npt, "command", command)
+    for name in ("a.txt", "b.json"):
+        (tmp_path / name).touch()
+
+    def measure() -> None:
+        names = (path.name for path in tmp_path.iterdir())
+        counted.run(tmp_path, "", lambda: " ".join(names), stock=True)
+
+    if wrong:
+        with pytest.raises(LabError, match=wrong):
+            measure()
+    else:
+        measure()
+    command.assert_called_once_with("b.json", icount=True, timeout=counted.SECONDS, stock=True)
 
 
 BULK = """\

@@ -54,7 +54,6 @@ done
 def configure(command: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     command.add_argument("--first", type=int, default=1, help="number of a patch to begin with")
-    command.add_argument("--last", type=int, help="number of a patch to end with")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,12 +61,11 @@ def run(args: argparse.Namespace) -> int:
     tree.compose()
     selftests.build()
     series = patches.series()
-    last = len(series) if args.last is None else args.last
-    if not 1 <= args.first <= last <= len(series):
-        raise LabError(f"--first {args.first} --last {last}: patches are 1 to {len(series)}")
+    if not 1 <= args.first <= len(series):
+        raise LabError(f"--first {args.first}: patches are 1 to {len(series)}")
     with locked("bisect"), report.doing("patches") as part:
         git = _worktree()
-        for number, patch in enumerate(series[:last], 1):
+        for number, patch in enumerate(series, 1):
             try:
                 git("am", "-q", patch)
             except LabError as error:
@@ -81,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
             )
             part.outcomes.append(outcome)
         else:
-            if last == len(series):
-                part.outcomes.append(_compare(git))
+            part.outcomes.append(_compare(git))
     return report.show([part])
 
 

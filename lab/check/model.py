@@ -256,25 +256,17 @@ def _do(directory: Path, *args: Arg) -> str:
 
 
 def _run(args: Sequence[Arg], directory: Path) -> subprocess.CompletedProcess[str]:
-    deadline = time.monotonic() + _TIMEOUT
-    with subprocess.Popen(
-        [str(arg) for arg in args],
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        while True:
-            # Nobody tells a thread that the command is to end.
-            if runs.STOPPING.is_set() or time.monotonic() > deadline:
-                process.kill()
-            try:
-                text, _ = process.communicate(timeout=1)
-            except subprocess.TimeoutExpired:
-                continue
-            if runs.STOPPING.is_set():
-                raise LabError("interrupted")
-            if time.monotonic() > deadline:
-                raise LabError(f"{args[0]} did not end within {_TIMEOUT} s")
-            return subprocess.CompletedProcess(args, process.returncode, text)
+    if runs.STOPPING.is_set():
+        raise LabError("interrupted")
+    try:
+        return subprocess.run(
+            [str(arg) for arg in args],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        raise LabError(f"{args[0]} did not end within {_TIMEOUT} s") from None

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -312,18 +313,15 @@ def pump(
 def _wait(machine: subprocess.Popen[bytes], directory: Path, timeout: float) -> Ending:
     pulse, clock = heartbeat.Heartbeat(directory), served.Served(directory, machine.pid)
     while not clock.is_past(timeout):
+        with suppress(subprocess.TimeoutExpired):
+            machine.wait(1)
         if runs.STOPPING.is_set():
             raise KeyboardInterrupt
-        try:
-            machine.wait(1)
-        except subprocess.TimeoutExpired:
-            clock.tick()
-            if pulse.is_dead():
-                return Ending.DEAD
-        else:
-            if runs.STOPPING.is_set():
-                raise KeyboardInterrupt
+        if machine.returncode is not None:
             return Ending.BY_ITSELF
+        clock.tick()
+        if pulse.is_dead():
+            return Ending.DEAD
     return Ending.LATE
 
 
