@@ -811,6 +811,7 @@ CHANGED = "kernel-hook --at-boot, modprobe -qr, modprobe -qab, remake-initramfs"
         (NO_LOAD | {REFUSED: ""}, "", "", ""),
         (LOADS | {REFUSED: ""}, INSTALLS, CHANGED, "loads our KVM again"),
         (LOADS | {REFUSED: ""}, "echo full >&2", "kernel-hook --at-boot", "full"),
+        (_program("modinfo", "echo /gone"), "", f"depmod, {CHANGED.partition(', ')[2]}", ""),
         (LOADS, "", "", ""),  # somebody else took it away: it stays so
     ),
 )
@@ -824,7 +825,9 @@ def test_at_boot(host: Host, files: Files, hook: str, did: str, said: str) -> No
     for name in ("modprobe", "remake-initramfs"):
         host.put(_program(name, f'echo {name} "$1" >>@ROOT@/done'))
     host.put(_program("kernel-hook", f'echo kernel-hook "$2" >>@ROOT@/done\n{hook}'))
-    host.put(_program("uname", f"echo {RELEASE}"), _program("udevadm", ""), files)
+    host.put(_program("uname", f"echo {RELEASE}"), _program("udevadm", ""))
+    host.put(_program("modinfo", ""), files)
+    host.put(_program("depmod", "echo depmod >>@ROOT@/done"))
     host.put(_program("dkms", 'echo dkms "$1" >>@ROOT@/done; [ ! -e @ROOT@/full ]'))
     host.put({"at-boot": text})
     status, nothing, wrong = host.run("at-boot")

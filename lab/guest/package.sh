@@ -86,6 +86,8 @@ installed() {
 
 case $phase in
 off)
+	# Headers of another flavour brought its image, which is not what boots next.
+	rm -f /boot/vmlinuz-*-cloud-amd64
 	ours
 	check 'off by default' "global_tdp=$(cat $parameter)" grep -qx ask $parameter
 	status 1 WARNING
