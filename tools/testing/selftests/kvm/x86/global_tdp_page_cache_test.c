@@ -971,7 +971,7 @@ static bool test_locked(void)
 	if (!create(&env, POPULATE, GTDP_FILE_PRIVATE, GTDP_GPA, 0))
 		return false;
 	fill_cache(&env.mem, 0, NR_PAGES, 1);
-	if (!drop_cache(&env.mem, MEM_SIZE - PAGE_SIZE)) {
+	if (!drop_cache(&env.mem, MEM_SIZE - SZ_2M)) {
 		destroy(&env);
 		return false;
 	}
