@@ -13,9 +13,9 @@
 #include <linux/sched/vhost_task.h>
 
 /*
- * Jiffies between passes: after one that found much, and at the most.  Each pass in vain has
- * the pause grow.  10ms of a network's 10GiB/s are fifty regions, i.e. worth a pass, and are
- * what is left to faults if vCPUs run at once.
+ * Jiffies between passes: after one that found much, and at the most.  The pause grows after
+ * each pass that found little.  In 10ms, a network of 10GiB/s fills fifty regions.  That many
+ * are worth a pass, and are left to faults if vCPUs run at once.
  */
 #define GTDP_PAUSE_MIN		DIV_ROUND_UP(HZ, 100)
 #define GTDP_PAUSE_MAX		(2 * HZ)

@@ -856,6 +856,10 @@ static bool test_bitmap_holes(void)
 	TEST_ASSERT(!munmap(env.mem.hva + 300 * PAGE_SIZE, PAGE_SIZE), "munmap()");
 	TEST_ASSERT_EQ(populate_bitmap(&env, MEM_SIZE, bitmap, 0).mapped, 8 * PAGE_SIZE);
 
+	/* Before it, all of the region is left to faults. */
+	bitmap[305 / 64] |= BIT_ULL(305 % 64);
+	TEST_ASSERT_EQ(populate_bitmap(&env, MEM_SIZE, bitmap, 0).absent, 9 * PAGE_SIZE);
+
 	destroy(&env);
 	return true;
 }

@@ -284,8 +284,8 @@ static bool test_missing_memfd(void)
 }
 
 /*
- * Once vCPUs run, what nobody delivers is looked for in vain some times, and then no more.
- * If it is delivered after all, each fault maps all of its region.
+ * Once vCPUs run, the follower looks some times for pages that do not arrive, and then no
+ * more.  If they arrive after all, each fault maps all of its region.
  */
 static bool test_idle(void)
 {
@@ -302,7 +302,7 @@ static bool test_idle(void)
 	looked = gtdp_vm_stat(env.vm, "tdp_populate_absent");
 	sleep(IDLE_SECONDS);
 	looked = gtdp_vm_stat(env.vm, "tdp_populate_absent") - looked;
-	TEST_ASSERT(!looked, "Looked at %lu pages that nobody delivers", looked);
+	TEST_ASSERT(!looked, "Looked at %lu pages that do not arrive", looked);
 
 	deliver_copy(&env, 0, NR_PAGES);
 	faults = gtdp_run(env.vcpu, GTDP_CHECK, GTDP_GPA, NR_PAGES, HOST_TAG);

@@ -182,6 +182,7 @@ u32 gtdp_read_ring(struct kvm_vcpu *vcpu, u32 first, unsigned long *log,
 			u64 nr_pages, bool harvest);
 
 u64 gtdp_vm_stat(struct kvm_vm *vm, const char *name);
+u64 gtdp_vm_hist(struct kvm_vm *vm, const char *name, u64 *least);
 u64 gtdp_vcpu_stat(struct kvm_vcpu *vcpu, const char *name);
 u64 gtdp_nr_mapped(struct kvm_vm *vm);
 u64 gtdp_nr_populated(struct kvm_vm *vm);

@@ -710,8 +710,11 @@ void gtdp_populate_full(struct kvm_vm *vm, u64 gpa, u64 size)
 	TEST_ASSERT_EQ(sum.absent, 0);
 }
 
-/* The statistic or, if it is a histogram, its sum. */
-static u64 read_stat(int fd, const char *name)
+/*
+ * The statistic.  Of a histogram, how many values it has, and the least that their sum may be;
+ * that is below twice as much.
+ */
+static u64 read_stat(int fd, const char *name, u64 *least)
 {
 	struct kvm_stats_desc *descs, *desc;
 	struct kvm_stats_header header;
@@ -730,8 +733,11 @@ static u64 read_stat(int fd, const char *name)
 
 		TEST_ASSERT(desc->size <= ARRAY_SIZE(data), "'%s' is too large", name);
 		read_stat_data(fd, &header, desc, data, desc->size);
-		for (j = 0; j < desc->size; j++)
+		for (j = 0; j < desc->size; j++) {
 			sum += data[j];
+			if (least && j)
+				*least += data[j] << (j - 1);
+		}
 	}
 	TEST_ASSERT(found, "No statistic '%s'", name);
 
@@ -767,12 +773,18 @@ u32 gtdp_read_ring(struct kvm_vcpu *vcpu, u32 first, unsigned long *log,
 
 u64 gtdp_vm_stat(struct kvm_vm *vm, const char *name)
 {
-	return read_stat(vm_get_stats_fd(vm), name);
+	return read_stat(vm_get_stats_fd(vm), name, NULL);
+}
+
+u64 gtdp_vm_hist(struct kvm_vm *vm, const char *name, u64 *least)
+{
+	*least = 0;
+	return read_stat(vm_get_stats_fd(vm), name, least);
 }
 
 u64 gtdp_vcpu_stat(struct kvm_vcpu *vcpu, const char *name)
 {
-	return read_stat(vcpu_get_stats_fd(vcpu), name);
+	return read_stat(vcpu_get_stats_fd(vcpu), name, NULL);
 }
 
 static u64 sum_of_stats(struct kvm_vm *vm, const char *small,
