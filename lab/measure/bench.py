@@ -61,10 +61,10 @@ class Case:
 
 AT_MOST: dict[str, dict[str, tuple[float, float]]] = {
     "fault_around": {"6.12": (31, 7), "7.3": (32, 8)},
-    "populate": {"6.12": (22, 2), "7.3": (23, 2.3)},
+    "populate": {"6.12": (22.6, 2), "7.3": (23, 2.3)},
     "prefault_populate": {"6.12": (25, 2.2), "7.3": (26, 2.5)},
     "populate_again": {"6.12": (10, 1), "7.3": (10, 1.2)},
-    "populate_runs": {"6.12": (48, 14), "7.3": (50, 15)},
+    "populate_runs": {"6.12": (46, 10), "7.3": (50, 15)},
     "harvest_all": {"6.12": (240, 2.2), "7.3": (265, 2.2)},
     "harvest_none": {"6.12": (34, 1.4), "7.3": (41, 1.4)},
 }
@@ -279,7 +279,9 @@ def _cell(case: Case, figure: Figure, other: Figure | None) -> Cell:
     if case.beyond and other:
         more = figure.ns_per_page - other.ns_per_page
         return Cell(figure, f"{more:+.1f}, ≤ {case.beyond[1]:g}", more <= case.beyond[1])
-    if case.over_stock is not None and other:
+    # The end of 32 huge pages is lost in what differs between the ends of two VMs.
+    judged = case.name != "end" or figure.backing != "thp"
+    if case.over_stock is not None and other and judged:
         over = (figure.ns_per_page / other.ns_per_page - 1) * 100
         target = f"{over:+.2f} %, ≤ {case.over_stock} %"
         least = figure.ns_per_page - other.ns_per_page <= SPREAD_LEAST
